@@ -55,6 +55,7 @@ class _Member:
     ended: Ended | None = None
     ended_s: float = 0.0
     heard_s: float = 0.0
+    seen_s: float = 0.0  # to run, though it was not heard
     moved_s: float = 0.0
     gone_s: float | None = None
     is_dead: bool = False  # its keeper is, as somebody saw
@@ -141,6 +142,10 @@ class Roster:
                 member.deaf_s = None
             elif member.deaf_s is None:
                 member.deaf_s = self._now_s
+
+    def see(self, name: str) -> None:
+        """Take in that a member's keeper runs, though it is not heard: it is slow."""
+        self._members[name].seen_s = self._now_s
 
     def stop_unheard(self, names: Iterable[str]) -> None:
         """Take in whose keepers are stopped, of those that have not been heard; all others are not."""
@@ -255,7 +260,7 @@ class Roster:
         if member.gone_s is not None and now_s - member.gone_s > limits.gone_s:
             return Trouble(_cause("lost", member, "was lost: its keeper died"), False, member.gone_s)
         is_deaf = member.deaf_s is not None and now_s - member.deaf_s > limits.deaf_s
-        if is_deaf or now_s - member.heard_s > limits.silent_s:
+        if is_deaf or now_s - max(member.heard_s, member.seen_s) > limits.silent_s:
             reason = f"was lost: not heard for {now_s - member.heard_s:.0f} s"
             reason += ", though its host answers" if is_deaf else ""
             return Trouble(_cause("lost", member, reason), False, member.heard_s)

@@ -23,7 +23,7 @@ from partc.runtime.errors import naming_file
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.supervision.keeping import MEETING_FILE
 from partc.runtime.supervision.messages import REPORTED, Beat, Ended, Meeting, Order, Printed, StopRequested
-from partc.runtime.supervision.process_state import is_running, process_state, remove_segments
+from partc.runtime.supervision.process_state import is_running, process_state, ran_ns, remove_segments
 from partc.runtime.supervision.roster import Limits, Roster
 from partc.runtime.supervision.tcp_answers import Connection
 from partc.runtime.transports.locked_sockets import (
@@ -73,6 +73,7 @@ class Supervisor:
         self.roster = Roster(hosts, Limits(hung_s, hung_s, silent_s, _DEAF_S, gone_s, stuck_s))
         self._connections: dict[str, Connection] = {}
         self._ask_s = 0.0
+        self._ran_ns: dict[str, int] = {}  # by keepers that were not heard
         self._asked = 0
         self._asked_s = 0.0
         self._suspicious_until_s = 0.0
@@ -188,11 +189,13 @@ class Supervisor:
         return is_running(beat.keeper) and not _is_stopped(beat.keeper)
 
     def _ask_the_silent(self) -> None:
-        """See whether the hosts of those that are not heard acknowledge what is sent to them."""
+        """See whether those that are not heard run, or at least their hosts acknowledge what is sent."""
         silent = self.roster.quiet()
         if not silent or time.monotonic() < self._ask_s:
             return
         self._ask_s = time.monotonic() + _ASK_S
+        for name in filter(self._runs_here, silent):
+            self.roster.see(name)
         for name in silent:
             self._send(name, Order("go_on"))
         known = {name: self._connections[name] for name in silent if name in self._connections}
@@ -205,6 +208,15 @@ class Supervisor:
         except zmq.ZMQError:
             return False
         return True
+
+    def _runs_here(self, name: str) -> bool:
+        """Tell whether a keeper of this machine has run since it was last asked, or waits for a core."""
+        beat = self.roster.beat(name)
+        state = None if beat is None or not _is_here(beat) else process_state(beat.keeper)
+        if beat is None or state is None or state.is_stopped:
+            return False
+        before, self._ran_ns[name] = self._ran_ns.get(name), ran_ns(beat.keeper)
+        return state.is_ready or before not in (None, self._ran_ns[name])
 
     def _hear(self) -> bool:
         try:

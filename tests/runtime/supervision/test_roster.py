@@ -240,6 +240,19 @@ def test_a_link_that_was_cut_for_a_minute_costs_nobody_when_the_host_answers_fir
     assert listen(made, 74, 90, acknowledges=True) == []
 
 
+def test_a_keeper_that_is_seen_to_run_is_not_given_up_though_it_is_silent() -> None:
+    made = roster(1)
+    for second in range(1, 30):
+        made.pass_time(100.0 + second)
+        made.see("rank 0")
+    assert blamed(made) == []
+    assert made.silences() == ["host alpha (rank 0): not heard for 29 s; given up after 10 s"]
+
+    pass_seconds(made, 11, since_s=129.0)
+
+    assert blamed(made) == [("rank 0", "lost")]
+
+
 def test_a_keeper_that_was_seen_to_die_is_lost_at_once_though_it_was_heard() -> None:
     made = roster()
     made.lose(["rank 1"])
