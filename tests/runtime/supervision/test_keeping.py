@@ -189,6 +189,9 @@ def test_what_runs_under_nohup_does_not_end_with_its_terminal(keep: Callable[...
     kept.child()
 
     kept.keeper.send_signal(signal.SIGHUP)
+    for _ in range(4):
+        (before,) = kept.supervisor.roster.beats()
+        kept.until(lambda before=before: before is not kept.supervisor.roster.beat("one"))
     kept.keeper.send_signal(signal.SIGTERM)
 
     kept.until(lambda: kept.supervisor.asked_by_host)
