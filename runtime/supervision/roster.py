@@ -18,6 +18,7 @@ from partc.runtime.errors import Cause
 from partc.runtime.supervision.messages import Beat, Ended, Position
 
 _LONGEST_LOOK_S = 1.0
+_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS)
 _TOGETHER_S = 1.0  # between the last words of keepers that fell silent together
 
 
@@ -282,8 +283,9 @@ class Roster:
             return Trouble(cause, True, member.ended_s, ended.time_s, ended)
         if ended.code == 0 or (self.is_stopping and ended.code == -signal.SIGTERM):
             return None
-        # An exit without a word, and abort(), are how MPI answers the end of another rank.
-        is_echo = ended.code > 0 or ended.code == -signal.SIGABRT
+        # An exit without a word, and abort(), are how MPI answers the end of another rank; or it crashes.
+        is_crash = ended.code in _CRASHES and ended.position.awaits
+        is_echo = ended.code > 0 or ended.code == -signal.SIGABRT or is_crash
         cause = _cause("killed", member, f"died: {how(ended.code)}")
         return Trouble(cause, is_echo, member.ended_s, ended.time_s, ended)
 

@@ -145,9 +145,16 @@ def test_whose_keeper_was_lost_first_is_blamed_before_those_that_mpi_ended_for_i
         ended(1, 0.0, failure("MPI error", is_echo=True)),
         ended(15),
         ended(-signal.SIGABRT),
+        Ended(-signal.SIGSEGV, 0.0, Position(3, "communication dW (0)", True, "cpu0"), 10**9),
         ended(KILLED, by_keeper="what started the ranks of its host is gone"),
     ],
-    ids=["an error of MPI's", "an exit without a word", "abort", "ended by its keeper"],
+    ids=[
+        "an error of MPI's",
+        "an exit without a word",
+        "abort",
+        "a crash while it waits",
+        "ended by its keeper",
+    ],
 )
 def test_what_others_die_of_is_not_the_cause_though_it_be_told_first(echo: Ended) -> None:
     made = roster()
@@ -156,6 +163,15 @@ def test_what_others_die_of_is_not_the_cause_though_it_be_told_first(echo: Ended
     made.hear_end("rank 2", ended(KILLED, 5.0))
 
     assert [member for member, _ in blamed(made)] == ["rank 2", "rank 0"]
+
+
+def test_a_crash_elsewhere_is_no_answer_to_anything() -> None:
+    made = roster()
+    made.hear_end("rank 0", ended(-signal.SIGSEGV))
+    made.pass_time(100.1)
+    made.hear_end("rank 2", ended(KILLED, 5.0))
+
+    assert blamed(made)[0] == ("rank 0", "killed")
 
 
 def test_of_two_deaths_heard_at_once_the_earlier_is_the_cause() -> None:
