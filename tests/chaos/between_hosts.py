@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.namespaces import namespace_hosts
+from partc.runtime.supervision.process_state import remove_segments, shared_segments
 from tests.chaos.faults import KILL, STOP, TOLD_WITHIN_S
 from tests.chaos.slow_network import BITS_PER_S, HOSTS, NETWORK, compile_for, processes_of
 from tests.chaos.stage import Stage
@@ -61,11 +62,13 @@ def hurt(how: str, stage: Stage, draw: random.Random) -> Outcome:
             training.until(lambda: training.step)
             time.sleep(draw.uniform(0, _TRAINING_S))
             victims = _victims(this, rank, training)
+            lost = set() if this.roles else {s for v in victims for s in shared_segments(v.process)}
             training.send(victims, this.signal)
             begun_s = time.monotonic()
             failures = _told(this, rank, begun_s, training)
             told_s = time.monotonic() - begun_s
             training.send([v for v in victims if this.signal == STOP], signal.SIGCONT)  # fenced by now
+            remove_segments(lost)  # a machine that goes takes its memory along
             failures = failures or training.end(0) + training.left()
             failures = failures or training.differences(bench.expected)
             failures += [training.told[-800:]] if failures else []
