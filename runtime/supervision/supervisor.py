@@ -42,6 +42,7 @@ _HERE_S, _AWAY_S = 0.5, 90.0  # a keeper's patience: a cut cable may come back, 
 _GONE_HERE_S, _GONE_AWAY_S = 1.0, 3.0
 _SILENT_HERE_S = 10.0
 _DEAF_S = 15.0  # TCP may repeat what a cut link lost 12.8 s after the link is there again
+_CLOCK_S = 0.1  # that the system's clock for acknowledgements may be coarse
 _ASK_S = 1.0  # between two questions whether a silent one's host answers
 _SUSPICION_S = 3.0
 _LARGEST_BYTES = 1 << 20
@@ -72,7 +73,7 @@ class Supervisor:
         silent_s, gone_s = (_SILENT_HERE_S, _GONE_HERE_S) if here else (_AWAY_S, _GONE_AWAY_S)
         self.roster = Roster(hosts, Limits(hung_s, hung_s, silent_s, _DEAF_S, gone_s, stuck_s))
         self._connections: dict[str, Connection] = {}
-        self._ask_s = 0.0
+        self._silent_asked_s: dict[str, float] = {}
         self._ran_ns: dict[str, int] = {}  # by keepers that were not heard
         self._asked = 0
         self._asked_s = 0.0
@@ -190,16 +191,24 @@ class Supervisor:
 
     def _ask_the_silent(self) -> None:
         """See whether those that are not heard run, or at least their hosts acknowledge what is sent."""
-        silent = self.roster.quiet()
-        if not silent or time.monotonic() < self._ask_s:
+        silent, now_s = self.roster.quiet(), time.monotonic()
+        if not silent:
+            self._silent_asked_s = {}
+        if not silent or now_s < max(self._silent_asked_s.values(), default=0.0) + _ASK_S:
             return
-        self._ask_s = time.monotonic() + _ASK_S
         for name in filter(self._runs_here, silent):
             self.roster.see(name)
+        self.roster.acknowledge([name for name in silent if self._has_acknowledged(name, now_s)])
+        self._silent_asked_s = dict.fromkeys(silent, now_s)
         for name in silent:
             self._send(name, Order("go_on"))
-        known = {name: self._connections[name] for name in silent if name in self._connections}
-        self.roster.acknowledge([name for name, c in known.items() if c.acknowledged_s() < 2 * _ASK_S])
+
+    def _has_acknowledged(self, name: str, now_s: float) -> bool:
+        """Tell whether the host of a silent keeper has acknowledged what was sent to it last."""
+        connection, asked_s = self._connections.get(name), self._silent_asked_s.get(name)
+        if connection is None or asked_s is None:
+            return False
+        return connection.acknowledged_s() < now_s - asked_s + _CLOCK_S
 
     def _send(self, name: str, order: Order) -> bool:
         """Tell a keeper; return whether it can be reached."""
