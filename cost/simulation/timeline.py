@@ -10,8 +10,9 @@ them all: first issued, first served. A Run lasts what its work is priced at (ro
 its segment was measured to take.
 A communication takes a little of each member's own time; what one server alone gives its host is copied.
 Where a host has fewer cores than its ranks at work have threads, each computes in proportion longer; who
-waits leaves its core to others. Left out: ranks that compete for caches; Store, which copies what is in
-the cache.
+waits leaves its core to others. Bytes in memory are moved by a core: where a host has none to spare, a rank
+computes so much longer while they move, or they move while it waits. Left out: ranks that compete for caches;
+Store, which copies what is in the cache.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -142,6 +143,8 @@ class Play:
     Arrays are by rank: `clock` until when it computes or waits, `computing` until when it computes, `busy`
     until when it communicates; `alone` what its last segment takes on a core of its own; `lanes`,
     float64[lanes], until when a lane is occupied; `done` when a communication is complete.
+    `moving` what bytes that have begun to move take of its core in all, and `due` those up to a
+    communication; `moved` what they have had of it.
     """
 
     def __init__(self, plan: Plan, cluster: Cluster, measured: Measured) -> None:
@@ -158,9 +161,10 @@ class Play:
         self.exchanged: dict[tuple[int, bytes], Phases] = {}
         self.clock = measured.beside_s * self.cores.oversubscription_of_all
         self.computing = self.clock.copy()
-        self.busy, self.alone = np.zeros(len(plan.ranks)), np.zeros(len(plan.ranks))
+        self.busy, self.alone, self.moving, self.moved = (np.zeros(len(plan.ranks)) for _ in range(4))
         self.lanes = np.zeros(len(self.network.lanes))
         self.done: dict[int, Array] = {}
+        self.due: dict[int, Array] = {}
         self.bars: list[Bars] = []
         self.totals = Totals.nothing(self.network)
 
@@ -185,7 +189,10 @@ class Play:
                 run, kind, self.cluster, self.measured.kernels
             )
             begin, self.alone[ranks] = self.clock[ranks], alone_s
-            self.clock[ranks] = stop = begin + alone_s * oversubscription[ranks]
+            # Half of the core each, while both are at work.
+            moving_s = np.minimum(self.moving[ranks] - self.moved[ranks], alone_s)
+            self.moved[ranks] += moving_s
+            self.clock[ranks] = stop = begin + (alone_s + moving_s) * oversubscription[ranks]
             self.computing[ranks] = stop
             sends = _compact(np.zeros_like(ranks))
             self.bars.append(Bars("compute", label, ranks, _compact(begin), _compact(stop), sends, number))
@@ -199,7 +206,7 @@ class Play:
 
     def start(self, start: Start, number: int) -> None:
         """Play a communication of all groups that meet for it."""
-        self.done[start.tag_id] = np.zeros(len(self.clock))
+        self.done[start.tag_id], self.due[start.tag_id] = (np.zeros(len(self.clock)) for _ in range(2))
         for family, ranks in self._families(start.group):
             self._communicate(start, number, family, ranks)
 
@@ -248,6 +255,8 @@ class Play:
         crowded = self.cores.threads_per_place[ranks].max(axis=1)
         woken_s = (crowded - 1) * OVERSUBSCRIBED_WAIT_S if len(first) > 1 else 0.0
         stop = begin + seconds_of(self.network, phases) + woken_s
+        self.moving[ranks] += self._moving_s(family, carried) * self.cores.share_of_movers[ranks]
+        self.due[start.tag_id][ranks] = self.moving[ranks]
         self.lanes[used] = begin[:, np.newaxis] + occupied_s
         self.busy[ranks] = self.done[start.tag_id][ranks] = stop[:, np.newaxis]
         sends = [start.payload_bytes if start.senders in rank.sites else 0 for rank in first]
@@ -262,6 +271,12 @@ class Play:
                 number,
             )
         )
+
+    def _moving_s(self, family: Family, carried: Array) -> Array:
+        """Return how long each member's bytes move in memory, float64[members]."""
+        memory = self.network.memory_lane[family.ends[0]]
+        moving_s: Array = carried[memory] / self.network.bytes_per_s[memory]
+        return moving_s
 
     def _phases(self, start: Start, members: Sequence[Rank], ranks: Numbers) -> Phases:
         if start.exchange is None:
@@ -286,7 +301,10 @@ class Play:
             return
         waiting = [ranks for kind, ranks in self.kinds if wait.site in (None, *kind.sites)]
         for ranks in waiting:
-            self.clock[ranks] = np.maximum(self.clock[ranks], self.done[wait.tag_id][ranks])
+            still_s = self.due[wait.tag_id][ranks] - self.moved[ranks]
+            idle_s = np.maximum(0.0, np.maximum(self.done[wait.tag_id][ranks] - self.clock[ranks], still_s))
+            self.clock[ranks] += idle_s
+            self.moved[ranks] = np.minimum(self.moving[ranks], self.moved[ranks] + idle_s)
 
     def timeline(self) -> Timeline:
         """Return what was played so far."""
@@ -326,7 +344,8 @@ class _Cores:
     """The hosts' cores, and the threads of the ranks on them; ranks on GPUs need none.
 
     `oversubscription_of_all`, float64[ranks], is the threads per core if all ranks are at work, at least 1;
-    `threads_per_place` those for each that can run at once.
+    `threads_per_place` those for each that can run at once; `share_of_movers` of the bytes that ranks have
+    moving, for which there is no other core than theirs: from 0 to 1.
     """
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
@@ -340,6 +359,9 @@ class _Cores:
         threads = np.bincount(self._host_of, self._threads, len(self._cores))
         places = np.array([host.places for host in cluster.hosts])
         self.threads_per_place = np.maximum(1.0, threads / places)[self._host_of]
+        movers = np.bincount(self._host_of, self._threads > 0, len(self._cores))
+        lacking = np.clip((threads + movers - self._cores) / np.maximum(1, movers), 0.0, 1.0)
+        self.share_of_movers = np.where(self._threads > 0, lacking[self._host_of], 0.0)
 
     def oversubscription(self, ranks: Numbers, at_work: Flags) -> Array:
         """Return the threads at work per core of the ranks' hosts, at least 1, float64[all ranks]."""

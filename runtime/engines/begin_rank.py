@@ -22,6 +22,7 @@ mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
 
 from partc.runtime.engines.host_check import Found, check_shared_memory, judge, look_around  # noqa: E402
+from partc.runtime.engines.kept_memory import keep_freed_memory  # noqa: E402
 from partc.runtime.engines.place import own_place  # noqa: E402
 from partc.runtime.engines.rank_command import UNTOLD  # noqa: E402
 from partc.runtime.errors import HostLacks, PartcError, RankFailed  # noqa: E402
@@ -37,6 +38,7 @@ _AFTER_WORD_S = 30.0  # that a rank waits to be ended, once another has told wha
 def main(argv: Sequence[str] | None = None) -> int:
     """Be a rank."""
     how, daemon, told = sys.argv[1:] if argv is None else argv
+    keep_freed_memory()
     world = MPI.COMM_WORLD
     try:
         check_shared_memory()

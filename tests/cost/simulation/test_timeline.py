@@ -246,6 +246,39 @@ def test_who_waits_leaves_its_core_to_others() -> None:
     assert one_serves_later == pytest.approx(3.0, rel=1e-3)
 
 
+def on_cores(cores: float | None) -> Cluster:
+    hosts = tuple(msgspec.structs.replace(host, cores=cores) for host in TWO_BY_TWO.hosts)
+    return msgspec.structs.replace(TWO_BY_TWO, hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    ("cores", "share"),
+    [(None, 0.0), (4.0, 0.0), (3.0, 0.5), (2.0, 1.0)],
+    ids=["unknown", "a core for each thread", "one to spare", "none to spare"],
+)
+def test_bytes_that_move_beside_computing_take_of_its_core(cores: float | None, share: float) -> None:
+    cluster = on_cores(cores)
+    local = start(0, 10**9, kind="broadcast", group="host_workers")
+
+    moved = simulate(plan_of(cluster, local, Wait(0)), cluster).step_s
+    beside = simulate(plan_of(cluster, local, compute(5.0), Wait(0)), cluster).step_s
+
+    assert moved == pytest.approx(2 * 10**9 / TWO_BY_TWO.hosts[0].memory_bytes_per_s, rel=0.01), "in, and out"
+    assert beside == pytest.approx(5.0 + share * moved, rel=1e-3)
+
+
+def test_bytes_that_move_while_a_rank_waits_take_nothing_else() -> None:
+    cluster = on_cores(2.0)
+    local = start(0, 10**9, kind="broadcast", group="host_workers")
+
+    moved = simulate(plan_of(cluster, local, Wait(0)), cluster).step_s
+    before = simulate(plan_of(cluster, local, Wait(0), compute(5.0)), cluster).step_s
+    partly = simulate(plan_of(cluster, local, compute(moved / 4), Wait(0), compute(5.0)), cluster).step_s
+
+    assert before == pytest.approx(5.0 + moved, rel=1e-3)
+    assert partly == pytest.approx(5.0 + moved + moved / 4, rel=1e-3), "one core, which does all of it"
+
+
 def test_measured_segments_are_not_priced() -> None:
     plan = plan_of(TWO_BY_TWO, compute(1.0))
 
