@@ -1,4 +1,4 @@
-"""`partc cluster`: clusters described (init_cluster.py), and links and cores measured as they are."""
+"""`partc cluster`: clusters described (init_cluster.py), and links, cores and rates measured as they are."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from itertools import combinations, pairwise, zip_longest
 from pathlib import Path
 from typing import Annotated
 
+import onnx
 import typer
 from rich.table import Table
 
@@ -19,6 +20,7 @@ from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import percent, seconds, size
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_any_cluster
 from partc.cost.cluster.fit_cores import fit_cores
+from partc.cost.cluster.fit_flops import fit_flops
 from partc.cost.cluster.machines import Device, Host
 from partc.cost.network import collectives
 from partc.cost.network.fit_links import Line, fit_cluster, fit_line
@@ -30,6 +32,8 @@ from partc.runtime.jobs.measure import Probe, Sample, measure
 
 MESSAGE_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 23)
 TOGETHER_BYTES = (1 << 16, 1 << 22)
+SIDE = 256  # of the matrices that are multiplied: a fraction of a millisecond
+PRODUCT_FLOPS = 2 * SIDE**3
 REPEATS = 20
 MAX_HOSTS = 8  # beyond, only neighbours in the file's order are paired
 
@@ -106,7 +110,7 @@ def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:
         )
     rounds = _rounds(hosts, addresses)
     threads = tuple(device.threads if _is_shared_out(host) else 0 for host, device in measured)
-    probe = Probe(threads, rounds, MESSAGE_BYTES, TOGETHER_BYTES, REPEATS)
+    probe = Probe(threads, _product(), rounds, MESSAGE_BYTES, TOGETHER_BYTES, REPEATS)
     machines = tuple(Machine(h.name, h.address, h.environment, h.python) for h in cluster.hosts)
     samples = measure(probe, hosts, Machines(machines, cluster.mpiexec), shared)
     lines = {
@@ -116,11 +120,19 @@ def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:
         for pairs in rounds
         for first, second in pairs
     }
-    fitted = fit_cores(fit_cluster(cluster, lines), _products(samples, hosts, threads))
+    products = _products(samples, hosts, threads)
+    fitted = fit_flops(fit_cores(fit_cluster(cluster, lines), products), products, PRODUCT_FLOPS)
     together = [sample for sample in samples if sample.kind in ("all_reduce", "all_gather")]
     return MeasuredCluster(
         fitted, lines, tuple((s, _predicted_s(s, Network(fitted), ends)) for s in together)
     )
+
+
+def _product() -> bytes:
+    square = f"float[{SIDE}, {SIDE}]"
+    graph = f"product ({square} a, {square} b) => ({square} c) {{ c = MatMul(a, b) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {graph}')
+    return bytes(model.SerializeToString())
 
 
 def _measured_devices(host: Host) -> tuple[Device, ...]:

@@ -39,8 +39,8 @@ def _is_symmetry(prices: TaskPrices, places: Permutation) -> bool:
     network, workers = prices.network, prices.workers
     hosts: dict[str, str] = {}
     lanes: dict[object, object] = {}
-    profiles = {device.name: device.profile for host in prices.cluster.hosts for device in host.devices}
-    likeness = [(profiles[worker.device], worker.kind, worker.threads) for worker in workers]
+    computing = {device.name: device.rates for host in prices.cluster.hosts for device in host.devices}
+    likeness = [(computing[worker.device], worker.kind, worker.threads) for worker in workers]
     for worker, other in enumerate(places):
         alike = (
             likeness[worker] == likeness[other] and prices.limits_bytes[worker] == prices.limits_bytes[other]

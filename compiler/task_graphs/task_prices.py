@@ -99,13 +99,13 @@ class TaskPrices:
     @cached_property
     def _kinds(self) -> tuple[Ints, tuple[ClusterRank, ...]]:
         """Return which workers are alike, int32[workers], and one of each kind."""
-        profiles = {device.name: device.profile for host in self.cluster.hosts for device in host.devices}
+        rates = {device.name: device.rates for host in self.cluster.hosts for device in host.devices}
         memory = {host.name: host.memory_bytes_per_s for host in self.cluster.hosts}
         kinds: dict[object, int] = {}
         ones: list[ClusterRank] = []
         numbers = []
         for worker in self.workers:
-            key = profiles[worker.device], worker.kind, worker.threads, memory[worker.host]
+            key = rates[worker.device], worker.kind, worker.threads, memory[worker.host]
             if key not in kinds:
                 kinds[key] = len(ones)
                 ones.append(worker)

@@ -6,7 +6,7 @@ Fewer than threads where ranks share cores, where cores share their units (simul
 clock that falls, where hosts share a machine, and where a quota of CPU holds a rank back.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from partc.cost.cluster.cluster import Cluster
 
 NOISE = 0.05  # a loss of less is none
 
-Products = Iterable[tuple[int, float, float]]  # of a host's ranks: threads, seconds alone, seconds crowded
+Products = Sequence[tuple[int, float, float]]  # of a host's ranks: threads, seconds alone, seconds crowded
 
 
 def fit_cores(cluster: Cluster, products: Mapping[str, Products]) -> Cluster:
@@ -24,7 +24,7 @@ def fit_cores(cluster: Cluster, products: Mapping[str, Products]) -> Cluster:
     """
     hosts = []
     for host in cluster.hosts:
-        if measured := list(products.get(host.name, ())):
+        if measured := products.get(host.name):
             threads = sum(count for count, _, _ in measured)
             cores = sum(count * alone_s / crowded_s for count, alone_s, crowded_s in measured)
             quiet = cores > (1 - NOISE) * threads

@@ -12,7 +12,11 @@ PLACE_NOISE = 0.05  # by which a measured number of cores may be too high
 
 
 class Device(Record, frozen=True):
-    """A CPU share or a GPU that computes one replica. `profile` names an entry of profiles.py."""
+    """A CPU share or a GPU that computes one replica.
+
+    `profile` names an entry of profiles.py. `flops_per_s`: sustained float32 rate of products, of one thread
+    for a CPU; None: the profile's.
+    """
 
     name: str
     kind: Literal["cpu", "gpu"]
@@ -20,6 +24,12 @@ class Device(Record, frozen=True):
     threads: int = 1
     index: int = 0  # GPU ordinal on its host
     memory_bytes: int | None = None  # None: the profile's for a GPU, an equal part of the host's for a CPU
+    flops_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+    @property
+    def rates(self) -> tuple[str, float | None]:
+        """Return what devices that compute alike have in common, besides threads."""
+        return self.profile, self.flops_per_s
 
 
 class Host(Record, frozen=True):

@@ -146,4 +146,5 @@ def _rates(rank: Rank | ClusterRank, cluster: Cluster, one_thread: bool = False)
     bytes_per_s = profile.memory_bytes_per_s * threads
     if rank.kind == "cpu":
         bytes_per_s = min(bytes_per_s, host.memory_bytes_per_s)
-    return _Rates(profile, threads, profile.matmul_flops_per_s * threads, bytes_per_s)
+    flops_per_s = (device.flops_per_s if device else None) or profile.matmul_flops_per_s
+    return _Rates(profile, threads, flops_per_s * threads, bytes_per_s)

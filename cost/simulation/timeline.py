@@ -324,11 +324,11 @@ class Play:
 def _kinds_of(plan: Plan, cluster: Cluster) -> list[tuple[Rank, Numbers]]:
     """Return one rank of every kind that takes as long for the same work, and all ranks of the kind."""
     hosts = {host.name: host for host in cluster.hosts}
-    profiles = {device.name: device.profile for host in cluster.hosts for device in host.devices}
+    rates = {device.name: device.rates for host in cluster.hosts for device in host.devices}
     kinds: dict[Hashable, list[Rank]] = {}
     for rank in plan.ranks:
         memory = hosts[rank.host].memory_bytes_per_s
-        key = (profiles.get(rank.device), rank.kind, rank.threads, memory, rank.sites)
+        key = (rates.get(rank.device), rank.kind, rank.threads, memory, rank.sites)
         kinds.setdefault(key, []).append(rank)
     return [(alike[0], np.array([rank.rank for rank in alike], np.int64)) for alike in kinds.values()]
 

@@ -140,10 +140,14 @@ def _run_whole(site: Site, axis: AxisDecision) -> Decision:
 def divides(mesh: Mesh | Meshes, node: NodeFacts, decision: Decision) -> bool:
     """Tell whether the axes of the mesh together can cut what a node reads and writes.
 
-    Into parts of different sizes only where all sizes are known.
+    Into parts of different sizes only where all sizes are known; of a table's rows, where theirs is.
     """
     pairs = list(zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True))
-    if any(layout.varying() for _, layout in pairs) and not _has_known_sizes(node):
+    varying = [tensor for tensor, layout in pairs if layout.varying()]
+    is_known = _has_known_sizes(node) or (
+        any(axis.cuts_table for axis in decision.axes) and all(tensor.has_fixed_sizes for tensor in varying)
+    )
+    if varying and not is_known:
         return False
     shared = [f.mesh_axes for _, layout in pairs for f in layout.uneven() if len(f.mesh_axes) > 1]
     if not all(decision.axes[axis].entries for axes in shared for axis in axes):

@@ -6,15 +6,17 @@ Columns of one layer and rows of the next, heads of an attention and cells of a 
 themselves, as in Megatron-LM (Shoeybi et al. 2019, section 3); biases follow the ops that read them.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
-from partc.passes.layouts.aggregate_partials import summed_along
+from partc.passes.graph.simplify import SIZES
+from partc.passes.layouts.aggregate_partials import MESSAGE_BYTES, summed_along
 from partc.passes.layouts.configuration import Configuration, home_of_follower
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
@@ -25,7 +27,7 @@ from partc.passes.search.follow_readers import follow_readers
 from partc.passes.search.forward_nodes import find_variables_behind, forward_nodes
 
 LOOKAHEAD = 120  # ops behind a weight that are looked at
-LIGHT = 0.05  # of all weights' bytes: what may stay whole
+LIGHT = 0.05  # of all weights' bytes: what may stay whole together
 NODES_EVALUATED = 50_000  # in whole steps, for a weight's splits to be compared
 MOST_UNEVEN = 1.25  # what the largest part has of the mean
 MAX_BLOCKS = 8  # before a factor: gates of an LSTM, query, key and value
@@ -45,36 +47,54 @@ def _split(analysis: Analysis, mesh: Mesh, axis: int) -> dict[str, Split]:
     search = _WeightSearch(analysis, mesh.size(axis))
     search.run()
     weights = _improve(analysis, mesh, axis, search)
-    return weights | follow_readers(_lay_out(analysis, mesh, axis, weights), axis, weights)
+    followers = follow_readers(_lay_out(analysis, mesh, axis, weights), axis, weights)
+    return _split_heavy(analysis, mesh, axis, weights | followers)
 
 
 def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch") -> dict[str, Split]:
-    """Try every other split of each kind of weight in the whole step, the way back included."""
-    nbytes = {name: analysis.facts.nbytes(name) for name in search.chosen}
-    kinds: dict[tuple[object, ...], list[str]] = {}
-    for name, split in search.chosen.items():
-        kinds.setdefault((analysis.facts.shape(name), split, search.surroundings(name)), []).append(name)
+    """Try every other split of each kind of weight in the whole step, until none is better.
+
+    The way back is included.
+    """
     chosen = dict(search.chosen)
     least = _sent_bytes(_lay_out(analysis, mesh, axis, chosen), axis)
     evaluations = NODES_EVALUATED // len(analysis.training.graph.nodes)
-    for names in reversed(kinds.values()):  # what the last layers split comes back to all others
-        is_light = sum(map(nbytes.__getitem__, names)) <= LIGHT * sum(nbytes.values())
-        places: list[Split | None] = [None] if is_light else []
-        others = [place for place in search.candidates(names[0], {1}) if place != chosen[names[0]]]
-        for place in (*others, *places):
-            evaluations -= 1
-            if evaluations < 0:
+    kinds = deque(reversed(search.kinds()))  # what the last layers split comes back to all others
+    since_better = 0
+    while since_better < len(kinds):
+        names = kinds[0]
+        kinds.rotate(-1)
+        since_better += 1
+        for place in search.other_places(names, chosen):
+            if evaluations == 0:
                 return chosen
+            evaluations -= 1
             kept = {name: split for name, split in chosen.items() if name not in names}
             tried = kept | ({} if place is None else dict.fromkeys(names, place))
             sent = _sent_bytes(_lay_out(analysis, mesh, axis, tried), axis)
             if sent < least:
-                least, chosen = sent, tried
+                least, chosen, since_better = sent, tried, 1
     return chosen
 
 
+def _split_heavy(analysis: Analysis, mesh: Mesh, axis: int, chosen: Mapping[str, Split]) -> dict[str, Split]:
+    """Split what is whole yet, such as embeddings, where least is sent, until other matrices are light."""
+    variables = analysis.training.variables
+    nbytes = {n: analysis.facts.nbytes(n) for n in analysis.training.gradients if len(variables[n].shape) > 1}
+    whole = sorted(nbytes.keys() - chosen.keys(), key=lambda name: (-nbytes[name], name))  # largest first
+    split = dict(chosen)
+    for place, name in enumerate(whole):
+        if sum(nbytes[other] for other in whole[place:]) <= LIGHT * sum(nbytes.values()):
+            break
+        tried = [{**split, name: at} for at in _places_of(variables[name].shape, mesh.size(axis))]
+        split = min(tried, key=lambda s: _sent_bytes(_lay_out(analysis, mesh, axis, s), axis), default=split)
+    return split
+
+
 def _sent_bytes(graph: LaidOutGraph, axis: int) -> int:
-    return sum(times * graph.facts.nbytes(name) for name, times in sent_along(graph, axis).items())
+    return sum(
+        times * graph.facts.nbytes(name) + MESSAGE_BYTES for name, times in sent_along(graph, axis).items()
+    )
 
 
 def sent_along(graph: LaidOutGraph, axis: int) -> dict[str, int]:
@@ -82,6 +102,7 @@ def sent_along(graph: LaidOutGraph, axis: int) -> dict[str, int]:
     wanted = {
         (tensor.name, layout.along(axis))
         for node in graph.training.graph.nodes
+        if node.op not in SIZES
         for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
     }
     gathered = {n for n, p in wanted if isinstance(has := graph.layout(n).along(axis), Split) and p != has}
@@ -100,6 +121,18 @@ def _lay_out(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Sp
             shapes = analysis.facts.shape(parameter), analysis.facts.shape(variable)
             homes[variable] = home_of_follower(homes[parameter], *shapes)
     return lay_out(analysis, {}, Configuration(Meshes((mesh,)), homes))
+
+
+def _places_of(shape: Sequence[int], ranks: int, blocks: Collection[int] = (1,)) -> Iterator[Split]:
+    """Yield the dimensions of a weight that make equal parts, then those that make nearly equal ones."""
+    uneven: list[Split] = []
+    for axis, size in enumerate(shape):
+        for outer in blocks:
+            if size % (outer * ranks) == 0:
+                yield Split(axis, outer)
+            elif size % outer == 0 and _is_nearly_equal(size // outer, ranks):
+                uneven.append(Split(axis, outer, size // outer))
+    yield from uneven
 
 
 def _is_nearly_equal(entries: int, parts: int) -> bool:
@@ -126,6 +159,8 @@ class _WeightSearch:
         for place, node in enumerate(self._nodes):
             for tensor in node.inputs:
                 self._readers.setdefault(tensor.name, []).append(place)
+        variables = analysis.training.variables
+        self._behind = find_variables_behind(self._nodes, variables, analysis.facts)
         contracted = self._contracted()
         self._weights = {
             name: variable
@@ -137,15 +172,36 @@ class _WeightSearch:
         self.chosen: dict[str, Split] = {}
 
     def _contracted(self) -> set[str]:
-        """Return the variables that an op multiplies and sums, perhaps transposed or cast before."""
-        facts = self._analysis.facts
-        behind = find_variables_behind(self._nodes, self._analysis.training.variables, facts)
-        rules = [(node, rule_of(node, facts)) for node in self._nodes]
-        contractions = [node for node, rule in rules if rule is not None and rule.is_contraction]
-        none = frozenset[str]()
-        return {name for n in contractions for tensor in n.inputs for name in behind.get(tensor.name, none)}
+        """Return the variables along which an op sums products, perhaps transposed, cast or cut before."""
+        rules = [(node, rule_of(node, self._analysis.facts)) for node in self._nodes]
+        return {
+            name
+            for node, rule in rules
+            if rule is not None and rule.is_contraction
+            for tensor, dims in zip(node.inputs, rule.inputs, strict=True)
+            if not rule.combine.keys().isdisjoint(chain.from_iterable(dims or ()))
+            for name in self._variables_behind(tensor)
+        }
 
-    def surroundings(self, weight: str) -> tuple[str, ...]:
+    def _variables_behind(self, tensor: gs.Tensor) -> frozenset[str]:
+        return self._behind.get(tensor.name, frozenset())
+
+    def kinds(self) -> list[list[str]]:
+        """Return the chosen weights, those together that are alike: in shape, split and surroundings."""
+        kinds: dict[tuple[object, ...], list[str]] = {}
+        for name, split in self.chosen.items():
+            kinds.setdefault((self._weights[name].shape, split, self._surroundings(name)), []).append(name)
+        return list(kinds.values())
+
+    def other_places(self, names: Sequence[str], chosen: Mapping[str, Split]) -> list[Split | None]:
+        """Return where weights of a kind may be split in place of where they are, or stay whole: None."""
+        nbytes = {name: self._analysis.facts.nbytes(name) for name in self.chosen}
+        whole = sum(size for name, size in nbytes.items() if name in names or name not in chosen)
+        is_light = whole <= LIGHT * sum(nbytes.values())
+        places = [*_places_of(self._weights[names[0]].shape, self._ranks), *([None] if is_light else [])]
+        return [place for place in places if place != chosen.get(names[0])]
+
+    def _surroundings(self, weight: str) -> tuple[str, ...]:
         """Return the ops that read a weight, and those that read what these make."""
         readers = [self._nodes[place] for place in self._readers.get(weight, ())]
         behind = [other.op for node in readers for tensor in node.outputs for other in tensor.outputs]
@@ -171,20 +227,11 @@ class _WeightSearch:
 
     def _outcomes(self, weight: str, blocks: Collection[int]) -> list[tuple[int, Split]]:
         """Return what is sent under each split that divides an op."""
-        tried = [(self._try(weight, split), split) for split in self.candidates(weight, blocks)]
+        tried = [
+            (self._try(weight, split), split)
+            for split in _places_of(self._weights[weight].shape, self._ranks, blocks)
+        ]
         return [(outcome.sent, split) for outcome, split in tried if outcome is not None]
-
-    def candidates(self, weight: str, blocks: Collection[int]) -> Iterator[Split]:
-        """Yield the dimensions of a weight that make equal parts, then those that make nearly equal ones."""
-        shape = self._weights[weight].shape
-        uneven: list[Split] = []
-        for axis, size in enumerate(shape):
-            for outer in blocks:
-                if size % (outer * self._ranks) == 0:
-                    yield Split(axis, outer)
-                elif size % outer == 0 and _is_nearly_equal(size // outer, self._ranks):
-                    uneven.append(Split(axis, outer, size // outer))
-        yield from uneven
 
     def _try(self, weight: str, split: Split) -> _Outcome | None:
         """Return what follows from a split; None where no op is divided by it."""
@@ -212,10 +259,12 @@ class _WeightSearch:
     def _left_partial(self, node: gs.Node, known: Placements) -> int:
         """Return the bytes of sums that the next weight's op finds unfinished."""
         partial = [t.name for t in node.inputs if isinstance(known.get(t.name), Partial)]
-        return 2 * sum(map(self._analysis.facts.nbytes, partial))
+        return sum(2 * self._analysis.facts.nbytes(name) + MESSAGE_BYTES for name in partial)
 
     def _meets_another(self, node: gs.Node, weight: str) -> bool:
-        return any(tensor.name in self._untried and tensor.name != weight for tensor in node.inputs)
+        """Tell whether a node reads another weight that is to be split yet, or what is made of one."""
+        others = self._untried - {weight}
+        return not all(others.isdisjoint(self._variables_behind(tensor)) for tensor in node.inputs)
 
     def _step(self, place: int, known: Placements) -> tuple[AxisDecision, dict[str, Placement]]:
         node = self._nodes[place]
@@ -233,5 +282,5 @@ class _WeightSearch:
             has = known.get(tensor.name, Replicate())
             if has != wanted and isinstance(has, Split | Partial):
                 passes = 2 if isinstance(has, Partial) else 1  # an AllReduce is a scatter and a gather
-                sent += passes * self._analysis.facts.nbytes(tensor.name)
+                sent += passes * self._analysis.facts.nbytes(tensor.name) + MESSAGE_BYTES
         return sent

@@ -16,12 +16,12 @@ from partc.runtime import errors
 from partc.runtime.engines.machines import Machines
 from partc.runtime.engines.place import Place
 from partc.runtime.engines.rank_command import DAEMON
-from partc.runtime.engines.start_ranks import RankStart, prepare_ranks
+from partc.runtime.engines.start_ranks import prepare_ranks
 from partc.runtime.errors import PartcError, RankFailed, Stopped
 from partc.runtime.jobs.job import Notice, Told
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
-from partc.runtime.supervision.janitor import lost_keepers
+from partc.runtime.supervision.lost_keepers import LostKeepers, follows_from_mpi
 from partc.runtime.supervision.messages import Ended
 from partc.runtime.supervision.roster import Trouble, how
 from partc.runtime.supervision.started_keepers import StartedKeepers
@@ -39,6 +39,7 @@ _STOP_S = 30.0  # that a job that is to stop may stand still
 _LOOK_S = 0.1
 _SETTLE_S = 0.4  # from the first bad news to a verdict: who died first may be told last
 _MISSED_S = 4.0  # from MPI's end until keepers that it took along are missed
+_NOTED_S = 1.5  # from MPI's end until all have been noted that it took along
 
 
 def launch(
@@ -77,11 +78,14 @@ def launch(
         if place is not None:
             place.has_begun = True
         try:
-            watch = _Watch(process, job_folder, supervisor, signals, written, on_progress, start)
+            started = StartedKeepers(process.pid) if start.is_here else None
+            lost = LostKeepers(members, start.machines.addresses, job_folder, started)
+            watch = _Watch(process, lost, supervisor, signals, written, on_progress, start.is_joined)
             return watch.to_the_end()
         finally:
             supervisor.end(only=[FIRST] if start.is_joined else None)
-            _end(process, start.is_here, 0.0 if supervisor.roster.unheard() else _GRACE_S)
+            is_deaf = bool(supervisor.roster.unheard() or supervisor.roster.quiet())
+            _end(process, start.is_here, 0.0 if is_deaf else _GRACE_S)
 
 
 class _Watch:
@@ -90,17 +94,16 @@ class _Watch:
     def __init__(
         self,
         process: "subprocess.Popen[bytes]",
-        folder: Path,
+        lost: LostKeepers,
         supervisor: Supervisor,
         signals: StopSignals,
         log: "Log",
         on_progress: OnProgress | None,
-        start: RankStart,
+        is_joined: bool,
     ) -> None:
         self._process = process
-        self._is_joined = start.is_joined
-        self._folder = folder
-        self._keepers = StartedKeepers(process.pid) if start.is_here else None
+        self._is_joined = is_joined
+        self._lost = lost
         self._supervisor = supervisor
         self._stop = StopRequest(supervisor, signals)
         self._log = log
@@ -119,8 +122,10 @@ class _Watch:
         if self._stop.number:
             raise self._stop.error()
         last = self._log.last.get(MPIEXEC, "")
+        first = ", ".join(self._lost.hosts_said)
         raise RankFailed(
             f"mpiexec died: {how(self._process.returncode)}, and no rank says why"
+            + (f"; as it says, ranks of host {first} ended first" if first else "")
             + (f"; its last words: {last}" if last else ""),
             at="mpiexec" if self._supervisor.roster.beats() else "mpiexec, before a rank had started",
             fix=f"see who killed it, and whether it reaches all hosts; read {self._log.path}",
@@ -133,38 +138,10 @@ class _Watch:
             self._log.write("launcher", text)
             if self._on_progress is not None:
                 self._on_progress(Notice(text))
-        self._look_for_unheard()
+        self._lost.look(self._supervisor.roster)
         self._stop.look()
         if self._supervisor.roster.troubles() or self._is_cut_short():
             self._verdict()
-
-    def _look_for_unheard(self) -> None:
-        """See whether keepers that were started have ended, or were stopped, before they could be heard."""
-        roster = self._supervisor.roster
-        if unheard := roster.unheard():
-            ended = self._keepers.ended(unheard) if self._keepers is not None else lost_keepers(self._folder)
-            roster.lose_unheard(name for name in ended if name in unheard)
-            roster.stop_unheard(self._keepers.stopped(unheard) if self._keepers is not None else ())
-
-    def _look_for_first_lost(self) -> None:
-        """See whose keeper was lost first, where MPI ended the others for it and nothing else explains that.
-
-        On other machines janitors see that, and nobody else.
-        """
-        roster = self._supervisor.roster
-        if self._keepers is not None or not all(map(_follows_from_mpi, roster.troubles())):
-            return
-        lost = [name for name in lost_keepers(self._folder) if roster.knows(name)]
-        if first := self._missing() or next(iter(lost), ""):
-            roster.lose_first(first)
-
-    def _missing(self) -> str:
-        """Return who alone was neither heard nor seen by a janitor though MPI has ended; else nobody, ""."""
-        if self._keepers is not None or (self._process.poll() or 0) <= 0:
-            return ""
-        roster, lost = self._supervisor.roster, lost_keepers(self._folder)
-        unseen = [name for name in roster.unheard() if name not in lost]
-        return unseen[0] if len(unseen) == 1 and (lost or roster.beats()) else ""
 
     def _await_trouble(self) -> None:
         """Wait for word of why MPI has ended: it ends with any rank's keeper, and takes the others along.
@@ -173,9 +150,9 @@ class _Watch:
         """
         roster = self._supervisor.roster
         until_s = time.monotonic() + (_SETTLE_S if self._is_mpi_killed() else _MISSED_S)
-        while roster.beats() and not (roster.troubles() or self._missing()) and time.monotonic() < until_s:
+        while roster.beats() and not roster.troubles() and time.monotonic() < until_s:
             self._supervisor.watch(_LOOK_S)
-            self._look_for_unheard()
+            self._lost.look(roster)
 
     def _verdict(self) -> None:
         """Hear everybody who has something to say, then raise the error of who is to blame, if anybody is."""
@@ -184,12 +161,25 @@ class _Watch:
             self._supervisor.watch(min(left_s, _LOOK_S))
         if self._is_cut_short():
             raise self._stop.error()
-        self._look_for_first_lost()
+        is_known = self._await_first_lost()
         troubles = self._supervisor.roster.troubles()
-        if troubles and not (_follows_from_mpi(troubles[0]) and self._is_mpi_killed()):
+        if troubles and not (follows_from_mpi(troubles[0]) and (self._is_mpi_killed() or not is_known)):
             self._supervisor.order("end")
             self._forward()
             raise error_of(troubles[0], self._log.path)
+
+    def _await_first_lost(self) -> bool:
+        """See who was lost first, where MPI ended the others for it; return False where nothing tells."""
+        roster, until_s = self._supervisor.roster, time.monotonic() + _NOTED_S
+        self._forward()
+        while self._lost.has_more_to_say(roster, self._is_mpi_over()) and time.monotonic() < until_s:
+            self._supervisor.watch(_LOOK_S)
+            self._forward()
+        self._lost.look(roster)
+        return self._lost.name_first(roster, self._is_mpi_over())
+
+    def _is_mpi_over(self) -> bool:
+        return self._process.poll() is not None
 
     def _is_cut_short(self) -> bool:
         """Tell whether ranks that were loading have ended by the signal that asks for an end.
@@ -214,6 +204,8 @@ class _Watch:
     def _forward(self) -> None:
         """Hand progress on, and log the rest."""
         for name, line in [*taken(self._lines), *self._supervisor.take_lines()]:
+            if name == MPIEXEC:
+                self._lost.hear(line)
             progress = progress_in(line)
             if progress is None:
                 self._log.write(name, line)
@@ -279,11 +271,6 @@ def error_of(trouble: Trouble, log: Path) -> PartcError:
         )
     error.cause = cause
     return error
-
-
-def _follows_from_mpi(trouble: Trouble) -> bool:
-    """Tell whether the end of mpiexec explains a trouble: it takes keepers with it."""
-    return trouble.is_echo or trouble.cause.kind == "lost"
 
 
 _FIXES = {

@@ -19,10 +19,11 @@ PROBE_FILE = "probe.json"
 
 class Probe(Record, frozen=True):
     """What to measure: of every rank the threads that compute, 0 where none do; rounds of pairs (rank, rank),
-    and sizes in bytes.
+    and sizes in bytes. `product`: the ONNX model of a product of two inputs, float32.
     """
 
     threads: tuple[int, ...]
+    product: bytes
     rounds: tuple[tuple[tuple[int, int], ...], ...]
     message_bytes: tuple[int, ...]
     together_bytes: tuple[int, ...]  # of a sum over all ranks, and of all parts of a gathering

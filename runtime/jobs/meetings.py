@@ -52,9 +52,13 @@ class Meetings:
         self.is_asked_to_stop = False
 
     def listen(self) -> None:
-        """Take signals as a wish to stop after a step. A second one ends this process, as it always did."""
+        """Take signals as a wish to stop after a step. A second one ends this process, as it always did.
+
+        One that was ignored, as nohup has it of SIGHUP, still is.
+        """
         for number in _SIGNALS:
-            signal.signal(number, self._hear)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._hear)
 
     def after(self, step: int, wants_to_save: bool, waited_s: float) -> Agreement:
         """Return what all ranks do after a step (from 1). Only the first rank's wish to save counts.

@@ -20,6 +20,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+import onnxruntime as ort
 from mpi4py import MPI
 
 from partc.runtime.jobs.measure import PROBE_FILE, Probe, Sample, samples_file
@@ -28,7 +29,7 @@ from partc.runtime.supervision.pulse import Pulse, failure_of
 
 _LONG_S = 0.2  # a message that takes so long is not repeated as often
 _NAP_S = 1e-3
-_SIDE, _PRODUCTS, _WHILE_S = 256, 500, 0.3  # a product takes a fraction of a millisecond
+_PRODUCTS, _WHILE_S = 500, 0.3  # a product takes a fraction of a millisecond
 _BESIDE = np.empty(1 << 26, np.uint8)  # twice a server CPU's cache
 
 
@@ -55,20 +56,25 @@ def _computing(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
     for rank in range(world.size):
         _meet(world)
         if rank == world.rank and threads:
-            multiply = _multiplication()
+            multiply = _multiplication(probe.product)
             alone_s = statistics.median(_passed_s(multiply) for _ in range(_PRODUCTS))
     _meet(world)
     if not threads:
         return []
     with ThreadPoolExecutor(threads) as pool:
-        crowded_s = statistics.mean(pool.map(_mean_s, [_multiplication() for _ in range(threads)]))
+        crowded_s = statistics.mean(
+            pool.map(_mean_s, [_multiplication(probe.product) for _ in range(threads)])
+        )
     ends = (world.rank, world.rank)
     return [Sample("alone", ends, 0, alone_s), Sample("crowded", ends, 0, crowded_s)]
 
 
-def _multiplication() -> Callable[[], object]:
-    factor = np.ones((_SIDE, _SIDE), np.float32)
-    return partial(np.matmul, factor, factor, np.empty_like(factor))
+def _multiplication(model: bytes) -> Callable[[], object]:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    factors = {factor.name: np.ones(factor.shape, np.float32) for factor in session.get_inputs()}
+    return partial(session.run, None, factors)
 
 
 def _mean_s(action: Callable[[], object]) -> float:

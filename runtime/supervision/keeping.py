@@ -25,6 +25,7 @@ from partc.runtime.supervision.janitor import Janitor
 from partc.runtime.supervision.messages import (
     ORDER,
     SAID,
+    STARTER_GONE,
     Beat,
     Ended,
     Failure,
@@ -104,7 +105,8 @@ class _Keeper:
         self._by_keeper = ""
         self._beaten_s = 0.0
         self._host = socket.gethostname()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        is_detached = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup has it
+        for number in (signal.SIGINT, signal.SIGTERM, *(() if is_detached else (signal.SIGHUP,))):
             signal.signal(number, self._note)
 
     def watch(self) -> int:
@@ -150,7 +152,7 @@ class _Keeper:
         """Return why this member must not go on, if it must not."""
         if self._line.is_cut():
             return "the launcher is gone"
-        return "what started the ranks of its host is gone" if os.getppid() != self._parent else ""
+        return STARTER_GONE if os.getppid() != self._parent else ""
 
     def _leave(self, ended: Ended) -> int:
         """Tell how the member ended, and wait to be let go: MPI ends all others when this process goes."""

@@ -18,6 +18,8 @@ import msgspec
 
 from partc.runtime.plan.record import Record
 
+STARTER_GONE = "what started the ranks of its host is gone"  # an end's `by_keeper`
+
 
 class Position(Record, frozen=True, tag="position"):
     """Where a member is. `awaits`: it has nothing to do until others have done something."""

@@ -20,10 +20,14 @@ _SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.", "ucx_shm_")
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """`is_stopped`: by a signal, not by a debugger. `cpu_ticks`: used so far."""
+    """`is_stopped`: by a signal, not by a debugger. `cpu_ticks`: used so far.
+
+    `is_ready`: its first thread runs, or waits for a core.
+    """
 
     is_stopped: bool
     cpu_ticks: int
+    is_ready: bool = False
 
 
 def process_state(process: int) -> ProcessState | None:
@@ -32,7 +36,15 @@ def process_state(process: int) -> ProcessState | None:
         fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return ProcessState(fields[0] == b"T", int(fields[11]) + int(fields[12]))
+    return ProcessState(fields[0] == b"T", int(fields[11]) + int(fields[12]), fields[0] == b"R")
+
+
+def ran_ns(process: int) -> int:
+    """Return for how many nanoseconds a process's first thread has run so far, 0 if nobody can tell."""
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_bytes().split()[0])
+    except (OSError, IndexError):
+        return 0
 
 
 def is_running(process: int) -> bool:

@@ -2,7 +2,7 @@
 
     dead    its keeper says how it ended
     hung    its keeper says for how long there has been no sign of life
-    lost    its keeper is out of reach
+    lost    its keeper died without a word, or is out of reach
     stuck   nobody's position has changed for long: who waits for nobody is to blame
 
 A member that is slow is none of these. Time that the supervisor did not watch, because it was stopped itself,
@@ -10,7 +10,7 @@ counts for nobody.
 """
 
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from partc.runtime.errors import Cause
 from partc.runtime.supervision.messages import Beat, Ended, Position
 
 _LONGEST_LOOK_S = 1.0
+_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS)
 _TOGETHER_S = 1.0  # between the last words of keepers that fell silent together
 
 
@@ -28,6 +29,7 @@ class Limits:
     hung_s: float
     quiet_s: float  # the same, until it is said that it is silent
     silent_s: float  # a keeper that is connected, but not heard
+    deaf_s: float  # the same, while its host's system acknowledges what is sent to it
     gone_s: float  # a keeper that is not connected
     stuck_s: float | None  # None: no limit
 
@@ -54,9 +56,11 @@ class _Member:
     ended: Ended | None = None
     ended_s: float = 0.0
     heard_s: float = 0.0
+    seen_s: float = 0.0  # to run, though it was not heard
     moved_s: float = 0.0
     gone_s: float | None = None
-    is_gone_unheard: bool = False  # its keeper has ended before it said anything
+    is_dead: bool = False  # its keeper is, as somebody saw
+    deaf_s: float | None = None  # since when its host acknowledges, and it is not heard
     stopped_s: float | None = None  # since when its keeper is stopped, which has not been heard yet
 
     @property
@@ -76,6 +80,7 @@ class Roster:
         self._looked_s: float | None = None
         self._forgotten: set[str] = set()
         self._silent: set[str] = set()  # and it has been said
+        self._first = ""  # whom others' ends follow from, if that is known
         self._most = 2 * len(hosts)
         self.is_stopping = False  # then an end by SIGTERM is what was asked for
 
@@ -98,7 +103,8 @@ class Roster:
         member = self._members.setdefault(name, _Member(name, beat.host))
         if member.beat is None or member.beat.position != beat.position:
             member.moved_s = self._now_s
-        member.beat, member.heard_s, member.gone_s = beat, self._now_s, None
+        member.beat, member.heard_s, member.deaf_s = beat, self._now_s, None
+        member.gone_s = member.gone_s if member.is_dead else None
 
     def hear_end(self, name: str, ended: Ended) -> None:
         """Take in that a member has ended."""
@@ -110,24 +116,37 @@ class Roster:
         """Take in whose keepers cannot be reached; all others can."""
         gone = set(names)
         for member in self._members.values():
-            if member.is_gone_unheard:
+            if member.is_dead:
                 continue
             if member.name not in gone:
                 member.gone_s = None
             elif member.gone_s is None:
                 member.gone_s = self._now_s
 
-    def lose_first(self, name: str) -> None:
-        """Take in whose keeper was lost before all others that were."""
-        member = self._members[name]
-        member.is_gone_unheard = member.beat is None
-        member.gone_s = -self._limits.gone_s
-
-    def lose_unheard(self, names: Iterable[str]) -> None:
-        """Take in whose keepers have ended before they were heard."""
+    def lose(self, names: Iterable[str]) -> None:
+        """Take in whose keepers have died without a word, heard before or not."""
         for member in (self._members[name] for name in names):
-            if member.beat is None and not member.is_gone_unheard:
-                member.is_gone_unheard, member.gone_s = True, self._now_s
+            if not member.is_dead:
+                member.is_dead, member.gone_s = True, self._now_s
+
+    def lose_first(self, name: str) -> None:
+        """Take in whose keeper died, or what started it, before all others that did."""
+        self._first = name
+        if self._members[name].ended is None:
+            self.lose([name])
+
+    def acknowledge(self, names: Collection[str]) -> None:
+        """Take in whose hosts acknowledge what is sent, of those that are not heard; others' do not."""
+        for name in self.quiet():
+            member = self._members[name]
+            if name not in names:
+                member.deaf_s = None
+            elif member.deaf_s is None:
+                member.deaf_s = self._now_s
+
+    def see(self, name: str) -> None:
+        """Take in that a member's keeper runs, though it is not heard: it is slow."""
+        self._members[name].seen_s = self._now_s
 
     def stop_unheard(self, names: Iterable[str]) -> None:
         """Take in whose keepers are stopped, of those that have not been heard; all others are not."""
@@ -145,6 +164,16 @@ class Roster:
     def unheard(self) -> list[str]:
         """Return the members whose keepers have not been heard yet."""
         return [m.name for m in self._members.values() if m.beat is None and m.ended is None]
+
+    def quiet(self) -> list[str]:
+        """Return the members whose keepers have not been heard for long, and are not known to be dead."""
+        limit_s = self._now_s - self._limits.quiet_s
+        alive = (m for m in self._members.values() if m.beat is not None and m.ended is None)
+        return [m.name for m in alive if not m.is_dead and m.heard_s < limit_s]
+
+    def may_answer(self, name: str) -> bool:
+        """Tell whether an answer of a member's keeper is to be expected."""
+        return not self._members[name].is_dead and name not in self.quiet()
 
     def beat(self, name: str) -> Beat | None:
         """Return a member's last beat."""
@@ -180,7 +209,8 @@ class Roster:
 
         Each silence is told once, and once that it is over.
         """
-        alive = [m for m in self._members.values() if m.beat is not None and m.ended is None]
+        heard = [m for m in self._members.values() if m.beat is not None and m.ended is None]
+        alive = [m for m in heard if not m.is_dead]
         quiet_s = {m.name: self._now_s - m.heard_s for m in alive if m.name not in self._forgotten}
         longest_s = max(quiet_s.values(), default=0.0)
         since_s = self._limits.quiet_s - (_TOGETHER_S if longest_s > self._limits.quiet_s else 0.0)
@@ -188,6 +218,8 @@ class Roster:
         new, over = silent - self._silent, (self._silent & quiet_s.keys()) - silent
         self._silent = silent
         limits = f"for {longest_s:.0f} s; given up after {self._limits.silent_s:.0f} s"
+        if (sooner_s := self._limits.quiet_s + self._limits.deaf_s) < self._limits.silent_s:
+            limits += f", {sooner_s:.0f} s while its host answers"
         told = [f"{who}: not heard {limits}" for who in self._by_host(new, quiet_s)]
         return told + [f"{who}: heard again" for who in self._by_host(over, quiet_s)]
 
@@ -209,12 +241,18 @@ class Roster:
         found = [trouble for member in asked if (trouble := self._trouble(member)) is not None]
         if not found and self._limits.stuck_s is not None and self.still_s > self._limits.stuck_s:
             found = self._standstill(asked, self._limits.stuck_s)
-        return sorted(found, key=lambda trouble: (trouble.is_echo, trouble.time_s, trouble.told_s))
+        return sorted(found, key=self._order)
+
+    def _order(self, trouble: Trouble) -> tuple[bool, bool, float, float]:
+        is_first = trouble.cause.member == self._first
+        return not is_first, trouble.is_echo, trouble.time_s, trouble.told_s
 
     def _trouble(self, member: _Member) -> Trouble | None:
         limits, now_s = self._limits, self._now_s
         if member.ended is not None:
             return self._end(member, member.ended)
+        if member.is_dead:
+            return Trouble(_cause("lost", member, "was lost: its keeper died"), False, member.gone_s or 0.0)
         if member.beat is None:
             return self._unheard_trouble(member)
         if member.beat.still_s > limits.hung_s:
@@ -222,14 +260,14 @@ class Roster:
             return Trouble(_cause("hung", member, reason), False, now_s - limits.hung_s)
         if member.gone_s is not None and now_s - member.gone_s > limits.gone_s:
             return Trouble(_cause("lost", member, "was lost: its keeper died"), False, member.gone_s)
-        if now_s - member.heard_s > limits.silent_s:
+        is_deaf = member.deaf_s is not None and now_s - member.deaf_s > limits.deaf_s
+        if is_deaf or now_s - max(member.heard_s, member.seen_s) > limits.silent_s:
             reason = f"was lost: not heard for {now_s - member.heard_s:.0f} s"
+            reason += ", though its host answers" if is_deaf else ""
             return Trouble(_cause("lost", member, reason), False, member.heard_s)
         return None
 
     def _unheard_trouble(self, member: _Member) -> Trouble | None:
-        if member.is_gone_unheard:
-            return Trouble(_cause("lost", member, "was lost: its keeper died"), False, member.gone_s or 0.0)
         since_s = member.stopped_s
         if since_s is None or self._now_s - since_s <= self._limits.hung_s:
             return None
@@ -245,8 +283,9 @@ class Roster:
             return Trouble(cause, True, member.ended_s, ended.time_s, ended)
         if ended.code == 0 or (self.is_stopping and ended.code == -signal.SIGTERM):
             return None
-        # An exit without a word, and abort(), are how MPI answers the end of another rank.
-        is_echo = ended.code > 0 or ended.code == -signal.SIGABRT
+        # An exit without a word, and abort(), are how MPI answers the end of another rank; or it crashes.
+        is_crash = ended.code in _CRASHES and ended.position.awaits
+        is_echo = ended.code > 0 or ended.code == -signal.SIGABRT or is_crash
         cause = _cause("killed", member, f"died: {how(ended.code)}")
         return Trouble(cause, is_echo, member.ended_s, ended.time_s, ended)
 

@@ -23,8 +23,9 @@ from partc.runtime.errors import naming_file
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.supervision.keeping import MEETING_FILE
 from partc.runtime.supervision.messages import REPORTED, Beat, Ended, Meeting, Order, Printed, StopRequested
-from partc.runtime.supervision.process_state import is_running, process_state, remove_segments
+from partc.runtime.supervision.process_state import is_running, process_state, ran_ns, remove_segments
 from partc.runtime.supervision.roster import Limits, Roster
+from partc.runtime.supervision.tcp_answers import Connection
 from partc.runtime.transports.locked_sockets import (
     LOCAL,
     is_one_machine,
@@ -40,6 +41,9 @@ _BEAT_S = 0.25
 _HERE_S, _AWAY_S = 0.5, 90.0  # a keeper's patience: a cut cable may come back, a socket file does not
 _GONE_HERE_S, _GONE_AWAY_S = 1.0, 3.0
 _SILENT_HERE_S = 10.0
+_DEAF_S = 15.0  # TCP may repeat what a cut link lost 12.8 s after the link is there again
+_CLOCK_S = 0.1  # that the system's clock for acknowledgements may be coarse
+_ASK_S = 1.0  # between two questions whether a silent one's host answers
 _SUSPICION_S = 3.0
 _LARGEST_BYTES = 1 << 20
 _LEAVE_S = 3.0
@@ -67,7 +71,10 @@ class Supervisor:
     ) -> None:
         here = is_one_machine({host: addresses.get(host, LOCAL) for host in hosts.values()})
         silent_s, gone_s = (_SILENT_HERE_S, _GONE_HERE_S) if here else (_AWAY_S, _GONE_AWAY_S)
-        self.roster = Roster(hosts, Limits(hung_s, hung_s, silent_s, gone_s, stuck_s))
+        self.roster = Roster(hosts, Limits(hung_s, hung_s, silent_s, _DEAF_S, gone_s, stuck_s))
+        self._connections: dict[str, Connection] = {}
+        self._silent_asked_s: dict[str, float] = {}
+        self._ran_ns: dict[str, int] = {}  # by keepers that were not heard
         self._asked = 0
         self._asked_s = 0.0
         self._suspicious_until_s = 0.0
@@ -107,6 +114,7 @@ class Supervisor:
         for _ in range(_AT_ONCE):
             if not self._hear():
                 break
+        self._ask_the_silent()
 
     @property
     def asked_by_host(self) -> int:
@@ -177,9 +185,30 @@ class Supervisor:
 
     def _may_answer(self, name: str) -> bool:
         beat = self.roster.beat(name)
-        return (
-            beat is None or not _is_here(beat) or (is_running(beat.keeper) and not _is_stopped(beat.keeper))
-        )
+        if beat is None or not _is_here(beat):
+            return self.roster.may_answer(name)
+        return is_running(beat.keeper) and not _is_stopped(beat.keeper)
+
+    def _ask_the_silent(self) -> None:
+        """See whether those that are not heard run, or at least their hosts acknowledge what is sent."""
+        silent, now_s = self.roster.quiet(), time.monotonic()
+        if not silent:
+            self._silent_asked_s = {}
+        if not silent or now_s < max(self._silent_asked_s.values(), default=0.0) + _ASK_S:
+            return
+        for name in filter(self._runs_here, silent):
+            self.roster.see(name)
+        self.roster.acknowledge([name for name in silent if self._has_acknowledged(name, now_s)])
+        self._silent_asked_s = dict.fromkeys(silent, now_s)
+        for name in silent:
+            self._send(name, Order("go_on"))
+
+    def _has_acknowledged(self, name: str, now_s: float) -> bool:
+        """Tell whether the host of a silent keeper has acknowledged what was sent to it last."""
+        connection, asked_s = self._connections.get(name), self._silent_asked_s.get(name)
+        if connection is None or asked_s is None:
+            return False
+        return connection.acknowledged_s() < now_s - asked_s + _CLOCK_S
 
     def _send(self, name: str, order: Order) -> bool:
         """Tell a keeper; return whether it can be reached."""
@@ -189,17 +218,28 @@ class Supervisor:
             return False
         return True
 
+    def _runs_here(self, name: str) -> bool:
+        """Tell whether a keeper of this machine has run since it was last asked, or waits for a core."""
+        beat = self.roster.beat(name)
+        state = None if beat is None or not _is_here(beat) else process_state(beat.keeper)
+        if beat is None or state is None or state.is_stopped:
+            return False
+        before, self._ran_ns[name] = self._ran_ns.get(name), ran_ns(beat.keeper)
+        return state.is_ready or before not in (None, self._ran_ns[name])
+
     def _hear(self) -> bool:
         try:
-            identity, *frames = self._router.recv_multipart(zmq.NOBLOCK)
-            reported = REPORTED.decode(frames[0])
+            identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            reported = REPORTED.decode(frames[0].bytes)
         except zmq.Again:
             return False
         except (msgspec.MsgspecError, IndexError):
             return True
-        name = identity.decode(errors="replace")
+        name = identity.bytes.decode(errors="replace")
         if not self.roster.knows(name):
             return True
+        if (connection := Connection.of(frames[0])) is not None:
+            self._connections[name] = connection
         match reported:
             case Beat():
                 self.roster.hear_beat(name, reported)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tests.chaos import damaged, hostile, mismatched, resized, slow_network, without_end
+from tests.chaos import between_hosts, damaged, hostile, mismatched, resized, slow_network, without_end
 from tests.chaos.case import run_case
 from tests.chaos.faults import FAULTS
 from tests.chaos.stage import Stage
@@ -51,6 +51,10 @@ SCENARIOS = (
         )
         for way in mismatched.WAYS
         for kind in ("", ", asynchronous")
+    ),
+    *(
+        Scenario("between hosts", f"{how}, between hosts", partial(between_hosts.hurt, how), 4)
+        for how in between_hosts.HURTS
     ),
     Scenario("killed", "keeper killed unheard, between hosts", slow_network.kill_an_unheard_keeper, 8),
     Scenario("hung", "host frozen, and woken late", slow_network.freeze_a_host),

@@ -37,7 +37,7 @@ _AWAKE_S = 10.0  # that what wakes on a host that was given up may take to end
 def hosts(stage: Stage) -> Iterator[Bench]:
     """Make two hosts of one worker, and yield a plan for them."""
     with namespace_hosts(HOSTS, 1, BITS_PER_S, NETWORK) as cluster:
-        yield stage.bench("namespaces", lambda folder: _compile(cluster, folder))
+        yield stage.bench("namespaces", lambda folder: compile_for(cluster, folder))
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def freeze_a_host(stage: Stage, draw: random.Random) -> Outcome:
         training.begin_saving(bench.steps, bench.save_every, "--restarts", "1", "--timeout", "300")
         training.until(lambda: training.step)
         time.sleep(draw.uniform(0, 2))
-        frozen = [JobProcess(number, "frozen") for number in _processes_of(NETWORK.host(2))]
+        frozen = [JobProcess(number, "frozen") for number in processes_of(NETWORK.host(2))]
         training.send(frozen, signal.SIGSTOP)
         try:
             told_s, failures, woken = _wake(frozen, training)
@@ -170,13 +170,15 @@ TROUBLES: dict[str, Callable[[Training, random.Random], None]] = {
 }
 
 
-def _compile(cluster: Cluster, folder: Path) -> Path:
+def compile_for(cluster: Cluster, folder: Path) -> Path:
+    """Compile a small step for all workers of some hosts."""
     step = import_training_graph(mlp_step())
     compile_graph(step, cluster, folder, Options(strategy="allreduce", batch="global"))
     return folder
 
 
-def _processes_of(namespace: str) -> list[int]:
+def processes_of(namespace: str) -> list[int]:
+    """Return all processes of a host."""
     told = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
     return [int(number) for number in told.stdout.split()]
 

@@ -143,13 +143,17 @@ class Training:
         self.processes("member")
 
     def end(self, expected: int, within_s: float = OVER_S) -> list[str]:
-        """Wait for the launcher's end; return what is wrong with it."""
+        """Wait for the launcher's end, as long as it says something; return what is wrong with it."""
         assert self.launcher is not None
-        try:
-            code = self.launcher.wait(within_s)
-        except subprocess.TimeoutExpired:
-            return [f"the launcher did not end within {within_s:.0f} s"]
-        return [] if code == expected else [f"exit code {code}, not {expected}"]
+        while True:
+            said = self.told
+            try:
+                code = self.launcher.wait(within_s)
+            except subprocess.TimeoutExpired:
+                if said == self.told:
+                    return [f"the launcher said nothing for {within_s:.0f} s, and did not end"]
+            else:
+                return [] if code == expected else [f"exit code {code}, not {expected}"]
 
     def left(self) -> list[str]:
         """Return what there is still of a training that is over."""

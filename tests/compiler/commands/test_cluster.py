@@ -21,6 +21,8 @@ def test_a_measured_cluster_can_be_compiled_for(tmp_path: Path) -> None:
     )
     assert all(host.memory_bytes_per_s != given.hosts[0].memory_bytes_per_s for host in found.hosts)
     assert all(host.cores is not None and 0 < host.cores <= len(host.devices) for host in found.hosts)
+    rates = [device.flops_per_s for host in found.hosts for device in host.devices]
+    assert all(rate is not None and 1e9 < rate < 1e13 for rate in rates)
     assert [path.name for path in tmp_path.iterdir()] == ["measured.json"]
 
     train = make_mlp(tmp_path) / "train.onnx"

@@ -139,3 +139,16 @@ def test_what_runs_on_one_thread_takes_the_times_of_one() -> None:
     assert run_s(run, placed, cluster, times) < 7e-3  # type: ignore[arg-type]
     alone = msgspec.structs.replace(run, one_thread=True)
     assert run_s(alone, placed, cluster, times) > 3 * 7e-3  # type: ignore[arg-type]
+
+
+def test_a_measured_rate_of_products_takes_the_profiles_place() -> None:
+    def took_s(flops_per_s: float | None) -> float:
+        cluster = cluster_of("cpu", "cpu-core")
+        (host,) = cluster.hosts
+        device = msgspec.structs.replace(host.devices[0], flops_per_s=flops_per_s)
+        measured = msgspec.structs.replace(cluster, hosts=(msgspec.structs.replace(host, devices=(device,)),))
+        return node_s(10**12, 8, ranks_of(measured)[0], measured)
+
+    rate = PROFILES["cpu-core"].matmul_flops_per_s
+    assert took_s(rate) == took_s(None)
+    assert took_s(4 * rate) == pytest.approx(took_s(None) / 4, rel=1e-3)

@@ -17,7 +17,7 @@ class Ordered:
     asked_by_host = 0
 
     def __init__(self) -> None:
-        self.roster = Roster({"rank 0": "a", "rank 1": "b"}, Limits(5.0, 5.0, 90.0, 3.0, None))
+        self.roster = Roster({"rank 0": "a", "rank 1": "b"}, Limits(5.0, 5.0, 90.0, 15.0, 3.0, None))
         self.orders: list[tuple[str, list[str]]] = []
 
     def order(self, what: str, names: object = None) -> None:

@@ -180,6 +180,24 @@ def test_a_signal_of_the_batch_system_is_told_and_not_followed(keep: Callable[..
     assert is_alive(child)
 
 
+def test_what_runs_under_nohup_does_not_end_with_its_terminal(keep: Callable[..., Kept]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        kept = keep()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    kept.child()
+
+    kept.keeper.send_signal(signal.SIGHUP)
+    for _ in range(4):
+        (before,) = kept.supervisor.roster.beats()
+        kept.until(lambda before=before: before is not kept.supervisor.roster.beat("one"))
+    kept.keeper.send_signal(signal.SIGTERM)
+
+    kept.until(lambda: kept.supervisor.asked_by_host)
+    assert kept.supervisor.asked_by_host == signal.SIGTERM  # the first that anybody heeds
+
+
 def test_a_process_ends_with_its_keeper(keep: Callable[..., Kept], tmp_path: Path) -> None:
     kept = keep()
     child = kept.child()
@@ -190,6 +208,18 @@ def test_a_process_ends_with_its_keeper(keep: Callable[..., Kept], tmp_path: Pat
     assert kept.cause().kind == "lost"
     kept.until(lambda: not is_alive(child))
     kept.until(lambda: lost_keepers(tmp_path) == ["one"])
+
+
+def test_a_keeper_that_is_stopped_is_given_up_since_its_host_answers(
+    keep: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partc.runtime.supervision.supervisor._DEAF_S", 0.5)
+    kept = keep(addresses={"alpha": "127.0.0.2"})
+    kept.child()
+
+    os.kill(kept.keeper.pid, signal.SIGSTOP)
+
+    assert kept.cause().reason.endswith("though its host answers")
 
 
 def test_a_keeper_that_ends_by_itself_is_not_lost(keep: Callable[..., Kept], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from partc.runtime.supervision.messages import Beat, Ended, Failure, Position
 from partc.runtime.supervision.roster import Limits, Roster
 
-LIMITS = Limits(hung_s=5, quiet_s=5, silent_s=10, gone_s=1, stuck_s=60)
+LIMITS = Limits(hung_s=5, quiet_s=5, silent_s=10, deaf_s=10, gone_s=1, stuck_s=60)
 KILLED = -signal.SIGKILL
 
 
@@ -145,9 +145,16 @@ def test_whose_keeper_was_lost_first_is_blamed_before_those_that_mpi_ended_for_i
         ended(1, 0.0, failure("MPI error", is_echo=True)),
         ended(15),
         ended(-signal.SIGABRT),
+        Ended(-signal.SIGSEGV, 0.0, Position(3, "communication dW (0)", True, "cpu0"), 10**9),
         ended(KILLED, by_keeper="what started the ranks of its host is gone"),
     ],
-    ids=["an error of MPI's", "an exit without a word", "abort", "ended by its keeper"],
+    ids=[
+        "an error of MPI's",
+        "an exit without a word",
+        "abort",
+        "a crash while it waits",
+        "ended by its keeper",
+    ],
 )
 def test_what_others_die_of_is_not_the_cause_though_it_be_told_first(echo: Ended) -> None:
     made = roster()
@@ -156,6 +163,15 @@ def test_what_others_die_of_is_not_the_cause_though_it_be_told_first(echo: Ended
     made.hear_end("rank 2", ended(KILLED, 5.0))
 
     assert [member for member, _ in blamed(made)] == ["rank 2", "rank 0"]
+
+
+def test_a_crash_elsewhere_is_no_answer_to_anything() -> None:
+    made = roster()
+    made.hear_end("rank 0", ended(-signal.SIGSEGV))
+    made.pass_time(100.1)
+    made.hear_end("rank 2", ended(KILLED, 5.0))
+
+    assert blamed(made)[0] == ("rank 0", "killed")
 
 
 def test_of_two_deaths_heard_at_once_the_earlier_is_the_cause() -> None:
@@ -203,6 +219,63 @@ def test_a_keeper_that_is_silent_is_lost() -> None:
         made.hear_beat("rank 1", beat())
 
     assert blamed(made) == [("rank 2", "lost")]
+
+
+def listen(made: Roster, since_s: int, until_s: int, acknowledges: bool) -> list[tuple[str, str]]:
+    """Hear rank 0 each second and nothing of rank 1, whose host acknowledges or does not."""
+    for second in range(since_s, until_s):
+        made.pass_time(100.0 + second)
+        made.hear_beat("rank 0", beat())
+        made.acknowledge(["rank 1"] if acknowledges else [])
+    return blamed(made)
+
+
+def test_a_keeper_is_given_up_sooner_while_its_host_answers() -> None:
+    made = Roster({"rank 0": "alpha", "rank 1": "beta"}, Limits(5, 5, 90, 15, 3, None))
+    made.pass_time(100.0)
+    for name in ("rank 0", "rank 1"):
+        made.hear_beat(name, beat())
+
+    assert listen(made, 1, 7, acknowledges=True) == []
+    (told,) = made.silences()
+    assert told == "host beta (rank 1): not heard for 6 s; given up after 90 s, 20 s while its host answers"
+    assert listen(made, 7, 22, acknowledges=True) == []
+    assert listen(made, 22, 24, acknowledges=True) == [("rank 1", "lost")]
+    assert made.troubles()[0].cause.reason == "was lost: not heard for 23 s, though its host answers"
+
+
+def test_a_link_that_was_cut_for_a_minute_costs_nobody_when_the_host_answers_first() -> None:
+    made = Roster({"rank 0": "alpha", "rank 1": "beta"}, Limits(5, 5, 90, 15, 3, None))
+    made.pass_time(100.0)
+    for name in ("rank 0", "rank 1"):
+        made.hear_beat(name, beat())
+
+    assert listen(made, 1, 60, acknowledges=False) == []
+    assert listen(made, 60, 74, acknowledges=True) == []
+    made.hear_beat("rank 1", beat())
+    assert listen(made, 74, 90, acknowledges=True) == []
+
+
+def test_a_keeper_that_is_seen_to_run_is_not_given_up_though_it_is_silent() -> None:
+    made = roster(1)
+    for second in range(1, 30):
+        made.pass_time(100.0 + second)
+        made.see("rank 0")
+    assert blamed(made) == []
+    assert made.silences() == ["host alpha (rank 0): not heard for 29 s; given up after 10 s"]
+
+    pass_seconds(made, 11, since_s=129.0)
+
+    assert blamed(made) == [("rank 0", "lost")]
+
+
+def test_a_keeper_that_was_seen_to_die_is_lost_at_once_though_it_was_heard() -> None:
+    made = roster()
+    made.lose(["rank 1"])
+    made.hear_beat("rank 1", beat())  # that was on its way
+
+    assert blamed(made) == [("rank 1", "lost")]
+    assert not made.may_answer("rank 1") and made.may_answer("rank 0")
 
 
 def test_nobody_is_silent_while_nobody_listened() -> None:
@@ -313,9 +386,9 @@ def test_a_keeper_that_ends_before_it_is_heard_is_lost_and_the_first_one_is_blam
     made.hear_beat("rank 0", beat())
     assert made.unheard() == ["rank 1", "rank 2"] and blamed(made) == []
 
-    made.lose_unheard(["rank 2"])
+    made.lose(["rank 2"])
     made.pass_time(100.5)
-    made.lose_unheard(["rank 1", "rank 2"])
+    made.lose(["rank 1", "rank 2"])
     made.miss(["rank 0"])
 
     assert blamed(made) == [("rank 2", "lost"), ("rank 1", "lost")]
