@@ -55,12 +55,14 @@ class Model(Generic[Options]):
     def build_with(self, at: str, options: Mapping[str, object]) -> onnx.ModelProto:
         """Build from option values, numbers and lists written as text included."""
         if unknown := sorted(options.keys() - set(option_names(self))):
-            fix = f"options are {option_names(self)}"
+            fix = f"options are {', '.join(option_names(self))}"
             raise ModelRequestError(f"no option {unknown[0]!r}", at=at, fix=fix)
         try:
             return self.build(msgspec.convert(dict(options), self.options, strict=False))
         except msgspec.ValidationError as error:
-            raise ModelRequestError(str(error), at=at, fix=f"options are {option_names(self)}") from error
+            raise ModelRequestError(
+                str(error), at=at, fix=f"options are {', '.join(option_names(self))}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ CASES: Mapping[str, Case] = {
     # making a training graph
     "model": (lambda g: api.build_model(None), BadUsage, "None is not text", "build_model(name=...)", "text"),
     "no model": (lambda g: api.build_model("restnet"), BadUsage, "no model", "model name", "resnet50"),
-    "its option": (lambda g: api.build_model("mlp", depth=3), BadUsage, "`depth`", "options of model", "sizes"),
+    "its option": (lambda g: api.build_model("mlp", depth=3), BadUsage, "'depth'", "options of model", "sizes"),
     "its value": (lambda g: api.build_model("mlp", batch="x"), BadUsage, "`$.batch`", "options of model", "batch"),
     "no forward": (lambda g: api.build_training_graph("f.onnx", loss="mse", optimizer=partc.SGD()), BadUsage,
                    "'f.onnx' is not", "forward=...", "ModelProto"),
