@@ -57,7 +57,7 @@ def test_the_papers_size_compiles_for_48_gpus_in_little_memory_and_room(tmp_path
     assert len(read_plan_folder(out).plan.ranks) == 8 * 6 + 8
 
 
-@pytest.mark.parametrize("batch", ["per-replica", "global"])
+@pytest.mark.parametrize("batch", ["per-replica", pytest.param("global", marks=pytest.mark.long)])
 def test_a_small_one_trains_on_daemons_with_hybrid_communication(tmp_path: Path, batch: str) -> None:
     forward, train, out = tmp_path / "lm.onnx", tmp_path / "train.onnx", tmp_path / "out"
     options = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
         ("model mlp", "missing option", "partc model --help"),
         ("model mlp --nope -o n.onnx", "no such option: --nope", "partc model --help"),
         ("model nope -o n.onnx", "no model 'nope'", "resnet50"),
-        ("model mlp --set width=4 -o n.onnx", "no option 'width'", "'sizes'"),
+        ("model mlp --set width=4 -o n.onnx", "no option 'width'", "sizes"),
         ("model mlp --set sizes -o n.onnx", "'sizes' is not key=value", "batch=8"),
         ("model mlp --set batch=many -o n.onnx", "batch", "options are"),
         ("model mlp --set batch=-4 -o n.onnx", ">= 1", "options are"),

@@ -198,7 +198,7 @@ CANDIDATES = ("allreduce", "hybrid", "ps", "fsdp", "layerwise", "one-weird-trick
 @pytest.mark.parametrize(
     ("model", "hosts"),
     [
-        ("flexflow_nmt", "2x2"),
+        pytest.param("flexflow_nmt", "2x2", marks=pytest.mark.long),
         *(
             pytest.param(model, hosts, marks=pytest.mark.long)
             for model in LARGER

@@ -31,7 +31,7 @@ from tests.builders.plans.hand_made_plans import with_changes
 BATCHES = momentum_batches(2, steps=4)
 
 
-@pytest.fixture(scope="module", params=["columns", "strided"])
+@pytest.fixture(scope="module", params=["columns", pytest.param("strided", marks=pytest.mark.long)])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two replicas of two ranks."""
     return boxed_momentum(tmp_path_factory.mktemp("plans") / "out", LAYOUTS[request.param], 2)
