@@ -195,18 +195,9 @@ LARGER: dict[str, tuple[dict[str, int], str]] = {
 CANDIDATES = ("allreduce", "hybrid", "ps", "fsdp", "layerwise", "one-weird-trick", "tensor=", "pipeline=")
 
 
-@pytest.mark.parametrize(
-    ("model", "hosts"),
-    [
-        pytest.param("flexflow_nmt", "2x2", marks=pytest.mark.long),
-        *(
-            pytest.param(model, hosts, marks=pytest.mark.long)
-            for model in LARGER
-            for hosts in ("2x2", "1x4", "3x2")
-            if (model, hosts) != ("flexflow_nmt", "2x2")
-        ),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("hosts", ["2x2", "1x4", "3x2"])
+@pytest.mark.parametrize("model", LARGER)
 def test_no_candidate_that_is_compiled_by_itself_is_quicker(model: str, hosts: str, tmp_path: Path) -> None:
     sizes, loss = LARGER[model]
     forward = build_model(model, batch=12, **sizes)
