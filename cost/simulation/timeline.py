@@ -17,9 +17,9 @@ Store, which copies what is in the cache.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, prod
+from math import prod
 from pathlib import PurePosixPath
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from partc.cost.network.families import Family, families_of, repeated
 from partc.cost.network.topology import Network, memory_of
 from partc.cost.network.traffic import Phases, Totals, lane_loads, seconds_of
 from partc.cost.network.ways import Array, Numbers
+from partc.cost.simulation.host_cores import Flags, HostCores
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.roofline import run_s
 from partc.runtime.plan.moves import shape_of
@@ -39,7 +40,6 @@ from partc.runtime.transports.communication import ROW_KINDS
 
 LaneKind = Literal["compute", "communication"]
 Column = TypeVar("Column", Array, Numbers)
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Play:
         self.cluster = cluster
         self.ranks = {rank.rank: rank for rank in plan.ranks}
         self.rank_at = {rank.device: rank.rank for rank in plan.ranks}
-        self.cores = _Cores(plan, cluster)
+        self.cores = HostCores(plan, cluster)
         self.kinds = _kinds_of(plan, cluster)
         self.families: dict[str, list[tuple[Family, Numbers]]] = {}
         # By an exchange, which alike ones are, and who has part in it: what it sends.
@@ -338,49 +338,6 @@ def _compact(column: Column) -> Column:
     if not column.size or (column != column[0]).any():
         return column
     return np.broadcast_to(column[:1], column.shape)
-
-
-class _Cores:
-    """The hosts' cores, and the threads of the ranks on them; ranks on GPUs need none.
-
-    `oversubscription_of_all`, float64[ranks], is the threads per core if all ranks are at work, at least 1;
-    `threads_per_place` those for each that can run at once; `share_of_movers` of the bytes that ranks have
-    moving, for which there is no other core than theirs: from 0 to 1.
-    """
-
-    def __init__(self, plan: Plan, cluster: Cluster) -> None:
-        number_of = {host.name: number for number, host in enumerate(cluster.hosts)}
-        ranks = sorted(plan.ranks, key=lambda rank: rank.rank)
-        self._cores = np.array([inf if host.cores is None else host.cores for host in cluster.hosts])
-        self._host_of = np.array([number_of[rank.host] for rank in ranks], np.int64)
-        self._threads = np.array([rank.threads if rank.kind == "cpu" else 0 for rank in ranks])
-        everybody = np.arange(len(ranks))
-        self.oversubscription_of_all = self.oversubscription(everybody, np.ones(len(ranks), bool))
-        threads = np.bincount(self._host_of, self._threads, len(self._cores))
-        places = np.array([host.places for host in cluster.hosts])
-        self.threads_per_place = np.maximum(1.0, threads / places)[self._host_of]
-        movers = np.bincount(self._host_of, self._threads > 0, len(self._cores))
-        lacking = np.clip((threads + movers - self._cores) / np.maximum(1, movers), 0.0, 1.0)
-        self.share_of_movers = np.where(self._threads > 0, lacking[self._host_of], 0.0)
-
-    def oversubscription(self, ranks: Numbers, at_work: Flags) -> Array:
-        """Return the threads at work per core of the ranks' hosts, at least 1, float64[all ranks]."""
-        on_host = self._per_core(at_work)[self._host_of[ranks]]
-        oversubscription = np.ones(len(self._host_of))
-        oversubscription[ranks] = np.where(self._threads[ranks] > 0, on_host, 1.0)
-        return oversubscription
-
-    def earliest(self, ranks: Numbers, times: Array) -> Array:
-        """Return for every rank the first of the times on its host, float64[all ranks]."""
-        first = np.full(len(self._cores), inf)
-        np.minimum.at(first, self._host_of[ranks], times)
-        result: Array = first[self._host_of]
-        return result
-
-    def _per_core(self, at_work: Flags) -> Array:
-        threads = np.bincount(self._host_of[at_work], self._threads[at_work], len(self._cores))
-        result: Array = np.maximum(1.0, threads / self._cores)
-        return result
 
 
 def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases:
