@@ -1,7 +1,8 @@
 """Run one case in a child of this process, which has everything imported, within memory and time.
 
-A child's address space is limited to what it had at its birth and LIMIT_BYTES more: what would take more
-memory is told by the system, at once. Its resident memory is measured besides.
+A child's address space is limited to what it had at its birth and twice LIMIT_BYTES more: what would take more
+memory is told by the system, at once. Its resident memory is measured besides, less what it was born with:
+a child of a process that ran a thousand tests has their memory.
 """
 
 import os
@@ -21,6 +22,7 @@ from partc.runtime.asynchronous.session import plan_of_data
 from partc.runtime.data.feeds import open_source
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.plan.plan_folder import read_plan_folder
+from tests.checks.peak_memory import resident_bytes, virtual_bytes
 from tests.fuzz.cases import Case
 
 for _command in COMMANDS:  # imports each, before any child is born
@@ -33,7 +35,7 @@ DIFFERS = 71  # exit code: the plan is not what one device computes
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case came to. `failures` are the promises that were broken."""
+    """What a case came to: its peak beyond what it was born with. `failures` are the promises it broke."""
 
     code: int
     told: str
@@ -45,6 +47,7 @@ class Outcome:
 def run_case(case: Case, folder: Path, log: Path) -> Outcome:
     """Run a case in `folder`, its output in `log`, and hold it to what partc promises."""
     before = set(_files(folder))
+    inherited_bytes = resident_bytes()
     begun_s = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -53,7 +56,7 @@ def run_case(case: Case, folder: Path, log: Path) -> Outcome:
     seconds = time.monotonic() - begun_s
     code = os.waitstatus_to_exitcode(status)
     told = log.read_text(errors="replace")
-    peak_bytes = usage.ru_maxrss * 1024
+    peak_bytes = max(0, usage.ru_maxrss * 1024 - inherited_bytes)
     left = sorted(set(_files(folder)) - before)
     failures = _failures(case, code, told, peak_bytes, seconds, left)
     return Outcome(code, told, peak_bytes, seconds, tuple(failures))
@@ -113,8 +116,7 @@ def _be_child(case: Case, folder: Path, log: Path) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + 2 * LIMIT_BYTES
+        limit = virtual_bytes() + 2 * LIMIT_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         code = _train(*case.arguments[1:]) if case.arguments[0] == "train" else main(case.arguments)
