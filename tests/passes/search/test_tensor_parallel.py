@@ -125,3 +125,47 @@ def test_weights_are_moved_again_when_others_have_moved(tmp_path: Path) -> None:
     # Sampled words' rows stay where their table is once the projection sums: none is gathered.
     assert {kind for kind, _ in messages(compiled)} == {"all_reduce"}
     assert sum(messages(compiled).values()) <= 5
+
+
+HEADS, WORDS, HIDDEN = 8, 16, 1024
+GROUPED_QUERIES = f"""<ir_version: 10, opset_import: ["": 21]>
+    block (double[2,{WORDS},{WIDTH}] x) => (double loss) {{
+        heads = Constant <value_ints = [0, 0, {HEADS}, {WIDTH // HEADS}]> ()
+        few = Constant <value_ints = [0, 0, PAIRS, {WIDTH // HEADS}]> ()
+        each = Constant <value_ints = [2, PAIRS, {HEADS} / PAIRS, {WORDS}, {WIDTH // HEADS}]> ()
+        all = Constant <value_ints = [0, {HEADS}, {WORDS}, {WIDTH // HEADS}]> ()
+        flat = Constant <value_ints = [0, 0, {WIDTH}]> () two = Constant <value_ints = [2]> ()
+        gained = Mul (x, gain) q = MatMul (gained, q_W) qh = Reshape (q, heads)
+        k = MatMul (gained, k_W) kf = Reshape (k, few) v = MatMul (gained, v_W) vf = Reshape (v, few)
+        qt = Transpose <perm = [0, 2, 1, 3]> (qh)
+        kt = Transpose <perm = [0, 2, 1, 3]> (kf) vt = Transpose <perm = [0, 2, 1, 3]> (vf)
+        ku = Unsqueeze (kt, two) ke = Expand (ku, each) ka = Reshape (ke, all)
+        vu = Unsqueeze (vt, two) ve = Expand (vu, each) va = Reshape (ve, all)
+        kx = Transpose <perm = [0, 1, 3, 2]> (ka) scores = MatMul (qt, kx)
+        p = Softmax <axis = -1> (scores) a = MatMul (p, va) at = Transpose <perm = [0, 2, 1, 3]> (a)
+        af = Reshape (at, flat) o = MatMul (af, o_W) r = Add (x, o)
+        h = MatMul (r, up_W) ht = Tanh (h) y = MatMul (ht, down_W) s = Add (r, y)
+        square = Mul (s, s) loss = ReduceMean <keepdims = 0> (square) }}"""
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_more_ranks_than_key_value_heads_divide_the_queries(pairs: int, tmp_path: Path) -> None:
+    text = GROUPED_QUERIES.replace(f"{HEADS} / PAIRS", str(HEADS // pairs)).replace("PAIRS", str(pairs))
+    model = onnx.parser.parse_model(text)
+    few = pairs * WIDTH // HEADS
+    shapes = {"gain": (WIDTH,), "q_W": (WIDTH, WIDTH), "k_W": (WIDTH, few), "v_W": (WIDTH, few)}
+    shapes |= {"o_W": (WIDTH, WIDTH), "up_W": (WIDTH, HIDDEN), "down_W": (HIDDEN, WIDTH)}
+    rng = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        drawn = rng.normal(scale=0.1, size=shape)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(drawn, name))
+    step = build_training_graph(model, loss="loss", optimizer=DESCENT, parameters=EVERYTHING)
+
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x4", "tensor=4", "global")
+
+    assert {"q_W": 1, "o_W": 0, "up_W": 1, "down_W": 0}.items() <= split_axes(compiled).items()
+    # Two forward and one back, for the block's input has no gradient.
+    sums = [sent for kind, sent in messages(compiled).elements() if kind == "all_reduce"]
+    activations = 2 * WORDS * WIDTH * 8
+    assert sum(sent >= activations for sent in sums) == 3
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
