@@ -5,7 +5,7 @@ import re
 import pytest
 from onnx import parser
 
-from partc.compiler.commands.arguments import parse_pairs
+from partc.compiler.commands.arguments.parse_options import parse_pairs
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.options import GraphOptions
