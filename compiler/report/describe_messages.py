@@ -19,6 +19,7 @@ from partc.compiler.report.units import count, join_words
 from partc.runtime.plan.program import Plan, Start
 
 NAMES_TOLD = 2
+MICROBATCH = ", micro-batch "  # and its number, which ends a sentence
 
 SHORT = {
     "all_reduce": "AllReduce",
@@ -73,7 +74,7 @@ class MessageNames:
         told = self._tell(start)
         microbatch = re.search(r" #(\d+)$", start.label)
         if microbatch is not None:
-            told += f", micro-batch {int(microbatch[1]) + 1}"
+            told += f"{MICROBATCH}{int(microbatch[1]) + 1}"
         return Words(method_of_label(start.label), SHORT[start.kind], f"{told[0].upper()}{told[1:]}")
 
     def _tell(self, start: Start) -> str:
@@ -122,7 +123,7 @@ class MessageNames:
         return f"send the gradients of {name}\u2019s touched rows to the servers that own them"
 
     def _tell_gathered(self, start: Start) -> str:
-        """Tell an AllGatherv: of rows that each worker touched, or of any value whose parts differ in size."""
+        """Tell an AllGatherv: of rows that workers touched, or of any value whose parts differ in size."""
         if start.senders != start.receivers:
             return f"hand {self.subject(start)} to {_receivers(start)}"
         whom = _WHOM.get(start.group, _along(start))
@@ -157,7 +158,7 @@ class MessageNames:
         return self._parameter_behind(self._tensor(value))
 
     def _touched_table(self, tensor: str) -> str | None:
-        """Return the parameter of whose sparse gradient a tensor is a part, as it is or laid out otherwise."""
+        """Return the parameter of whose sparse gradient a tensor is a part, laid out otherwise perhaps."""
         ahead, seen = deque([tensor]), {tensor}
         while ahead:
             name = ahead.popleft()

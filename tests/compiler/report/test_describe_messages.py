@@ -53,7 +53,7 @@ def test_nothing_on_the_page_has_a_name_of_the_compilers_own(compiled: Compiled)
     ],
 )
 def test_meshes_are_told(batch: int | None, strategy: str, line: str, tmp_path: Path) -> None:
-    """Of a symbolic batch, activations go by AllGatherv, as touched rows do: they are told as what they are."""
+    """Of a symbolic batch, activations go by AllGatherv as touched rows do, and are told as what they are."""
     forward = build_model("mlp", sizes=(16, 32, 8), batch=batch)
     step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
     sizes = {"batch": 16} if batch is None else {}
