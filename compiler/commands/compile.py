@@ -117,6 +117,8 @@ def _warnings(compilation: Compilation) -> list[str]:
         warnings.append(
             f"gradients are rounded to {rounding} before they are sent: not what one device trains"
         )
+    if compilation.uneven_stages:
+        warnings.append(compilation.uneven_stages)
     return [*warnings, *unusable_gpus(compilation.cluster)]
 
 
@@ -160,8 +162,9 @@ def _record(compilation: Compilation, out: Path, warnings: list[str]) -> Compile
 def _print_summary(compilation: Compilation, out: Path, warnings: list[str]) -> None:
     log = compilation.watch.write(out)
     methods = [choice.method for choice in compilation.strategy.parameters.values()]
-    method_counts = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
-    note(f"parameters: {method_counts}")
+    if compilation.plan.replicas > 1 or compilation.plan.asynchronous or not compilation.strategy.has_meshes:
+        method_counts = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
+        note(f"parameters: {method_counts}")
     _print_mesh(compilation)
     _print_compared(compilation)
     if compilation.partitions is not None:

@@ -240,6 +240,27 @@ def test_a_variable_that_never_changes_gets_a_next_value_of_its_own() -> None:
     assert training.graph.nodes[-1].op in ("Identity", "Sub")
 
 
+def test_outputs_that_are_left_out_have_names_of_their_own() -> None:
+    text = SGD.replace(
+        "W_next = Sub (W, part)",
+        """flat = Constant <value = int64[1] {-1}> ()
+        row = Reshape (loss, flat)
+        once, first, inverse, counts = Unique (row)
+        count = CastLike (inverse, loss)
+        scaled = Div (part, count)
+        W_next = Sub (W, scaled)""",
+    )
+    model = with_zeros(parse(text), "W")
+    unique = next(node for node in model.graph.node if node.op_type == "Unique")
+    unique.output[:] = [unique.output[0], "", unique.output[2], ""]
+
+    training = import_training_graph(model, GraphOptions(state=STATE))
+
+    (node,) = (node for node in training.graph.nodes if node.op == "Unique")
+    assert len(node.outputs) == 3
+    assert all(tensor.name for node in training.graph.nodes for tensor in node.outputs)
+
+
 def test_subgraphs_survive() -> None:
     text = SGD.replace(
         "W_next = Sub (W, part)",
