@@ -1,7 +1,7 @@
 """Exports as people make them, under named strategies: losses and parameters of PyTorch's own steps.
 
-Parameters are those that modules begin with: zero biases and equal scales, which both exporters merge or drop,
-and tied tables, which they store twice.
+Parameters are those that modules begin with: zero biases and equal scales, which both exporters merge or
+drop, and tied tables, which they store twice.
 """
 
 import io
