@@ -28,7 +28,6 @@ from partc.passes.rules.sharding_rules import NodeFacts
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
 
-
 # Of what ONNX Runtime selects and adds: rows of a table come from one rank each, zeros from the others.
 SUMMED = frozenset(map(np.dtype, (np.float16, np.float32, np.float64, np.int32, np.int64)))
 
