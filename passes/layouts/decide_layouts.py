@@ -233,7 +233,8 @@ def decide_on_table(
 ) -> AxisDecision | None:
     """Read rows of a table, or add to them, where they are along an axis, by ids that are whole there.
 
-    What ranks read is summed, so it has to be numbers: masks are not. `wanted`: how what a ScatterND makes is kept by rows, if it is.
+    What ranks read is summed, so it has to be numbers: masks are not. `wanted`: how what a ScatterND makes is
+    kept by rows, if it is.
     """
     reads = node.op == "Gather" and node.attribute("axis", 0) == 0
     adds = node.op == "ScatterND" and node.attribute("reduction") == "add"
