@@ -3,16 +3,15 @@
 from pathlib import Path
 
 from partc.compiler.api import compile_step, decide_step
-from partc.compiler.commands import compile_arguments as arguments
-from partc.compiler.commands.arguments import (
+from partc.compiler.commands.arguments import compile_arguments as arguments
+from partc.compiler.commands.arguments.parse_options import (
     choose_aggregation,
     parse_bytes,
     parse_mechanisms,
     parse_seconds,
     parse_sizes,
 )
-from partc.compiler.commands.console import answer, note, tell, working_on
-from partc.compiler.commands.graph_arguments import (
+from partc.compiler.commands.arguments.shared_arguments import (
     AxesArgument,
     InitialArgument,
     LossArgument,
@@ -25,6 +24,7 @@ from partc.compiler.commands.graph_arguments import (
     graph_options,
     sample_of,
 )
+from partc.compiler.commands.console import answer, note, tell, working_on
 from partc.compiler.commands.results.plans import ComparedStrategy, Compiled, Decided, RankMemory
 from partc.compiler.comparison.what_if_rows import what_if_lines
 from partc.compiler.compilation import Compilation
