@@ -88,6 +88,7 @@ class Work:
             self.price_s,
             self.estimate.step_s,
             lambda priced: priced < most,
+            lambda: True,
             np.random.default_rng(seed),
         )
 

@@ -96,14 +96,16 @@ def climb_pipelines(
     price: Price,
     estimate: Price,
     goes_on: Callable[[int], bool],
+    estimates_on: Callable[[], bool],
     rng: np.random.Generator,
 ) -> PipelineClimb:
     """Climb from the quickest name, from what estimates climb to, and from other names; then from drawn ones.
 
-    `named`: pipelines that names are, with the seconds of their steps.
+    `named`: pipelines that names are, with the seconds of their steps. `estimates_on`: whether estimates may
+    still climb.
     """
     guess = PipelineClimb(
-        space, estimate, lambda pipeline: 0.0, lambda count: count < MOST_ESTIMATES and goes_on(0)
+        space, estimate, lambda pipeline: 0.0, lambda count: count < MOST_ESTIMATES and estimates_on()
     )
     guess.run(named, rng)
     climb = PipelineClimb(space, price, estimate, goes_on, dict(named))

@@ -29,11 +29,6 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import DoesNotFit
 from partc.runtime.log import log
 
-# A name whose estimate is so many times the quickest step so far is not priced. Of 176 names of five models
-# on two clusters estimates were 0.2 to 1.6 times the plan's step, and once 2.6 times: none that is quicker
-# was missed (docs/decisions/045-auto-tries-names.md).
-FAR_SLOWER = 1.5
-
 # Names that are priced besides: together of so many nodes, which takes some ten seconds on 48 devices.
 TRIED_NODES = 5_000
 MOST_NAMES = 16
@@ -184,8 +179,7 @@ def _price_promising(compilation: Compilation, price: WholeSteps, names: Sequenc
         family = family_of(promise.name)
         is_further = family in families
         families.add(family)
-        is_far = promise.estimated_s is not None and promise.estimated_s > FAR_SLOWER * least_s
-        if is_far or (is_further and tried >= _count_tried(compilation)):
+        if promise.is_far_from(least_s) or (is_further and tried >= _count_tried(compilation)):
             continue
         tried += 1
         if (priced := price(promise.name, promise.name)) is not None:

@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from types import FrameType
@@ -18,11 +18,12 @@ class BudgetSpent(KeyboardInterrupt):
 
 
 @contextmanager
-def interrupted_at(until_s: float) -> Iterator[None]:
+def interrupted_at(until_s: Callable[[], float]) -> Iterator[None]:
     """Let SIGTERM and SIGHUP interrupt what is done inside as Ctrl-C does, and the clock by BudgetSpent.
 
-    `until_s`: on the monotonic clock, or inf. In the main thread alone, as only that has signals. A signal
-    that was ignored, as nohup has it of SIGHUP, still is.
+    `until_s`: on the monotonic clock, or inf; asked again when it is over, for it may have become later.
+    In the main thread alone, as only that has signals. A signal that was ignored, as nohup has it of SIGHUP,
+    still is.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -31,9 +32,10 @@ def interrupted_at(until_s: float) -> Iterator[None]:
     for number in ENDING:
         if before[number] is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
-    alarm = _Alarm()
+    alarm = _Alarm(until_s)
     signal.signal(signal.SIGALRM, alarm.ring)
-    left_s = 0.0 if until_s == inf else max(LEAST_S, until_s - time.monotonic())
+    end_s = until_s()
+    left_s = 0.0 if end_s == inf else max(LEAST_S, end_s - time.monotonic())
     timer = signal.setitimer(signal.ITIMER_REAL, left_s)
     unraisable, sys.unraisablehook = sys.unraisablehook, alarm.ring_again
     try:
@@ -48,12 +50,17 @@ def interrupted_at(until_s: float) -> Iterator[None]:
 class _Alarm:
     """Raises what is due when the timer rings, and again where a destructor swallowed it."""
 
-    def __init__(self) -> None:
+    def __init__(self, until_s: Callable[[], float]) -> None:
+        self._until_s = until_s
         self._due: type[KeyboardInterrupt] = BudgetSpent
         self._otherwise = sys.unraisablehook
 
     def ring(self, number: int, frame: FrameType | None) -> None:
-        raise self._due
+        left_s = self._until_s() - time.monotonic()
+        if self._due is BudgetSpent and left_s > LEAST_S:
+            signal.setitimer(signal.ITIMER_REAL, left_s)
+        else:
+            raise self._due
 
     def ring_again(self, unraisable: "sys.UnraisableHookArgs") -> None:
         if isinstance(unraisable.exc_value, KeyboardInterrupt):

@@ -20,11 +20,15 @@ from partc.passes.search.operator_space import OperatorConfig
 MOST_CONFIGS = 48  # of a kind: pairs are written one by one
 
 
-class AdditivePrices:
-    """Prices kinds and pairs of them, one at a time."""
+class NoTime(Exception):
+    """The time for pricing is over."""
 
-    def __init__(self, tasks: StepTasks, kinds: Kinds) -> None:
-        self._costs, self._tasks = BlockCosts(tasks), tasks
+
+class AdditivePrices:
+    """Prices kinds and pairs of them, one at a time. Raises NoTime where it may not go on."""
+
+    def __init__(self, tasks: StepTasks, kinds: Kinds, goes_on: Callable[[], bool] = lambda: True) -> None:
+        self._costs, self._tasks, self._goes_on = BlockCosts(tasks), tasks, goes_on
         self.kinds = kinds
         self._kind_of = kinds.of_group
 
@@ -40,7 +44,7 @@ class AdditivePrices:
             for kind, configs in enumerate(self.kinds.configs)
         )
         left_out = sum(map(len, self.kinds.configs)) - sum(map(len, chosen))
-        fewer = AdditivePrices(self._tasks, Kinds(self.kinds.groups, chosen, left_out))
+        fewer = AdditivePrices(self._tasks, Kinds(self.kinds.groups, chosen, left_out), self._goes_on)
         fewer._costs = self._costs  # what is known of blocks
         return fewer
 
@@ -61,6 +65,7 @@ class AdditivePrices:
         return np.array([seconds for seconds, _ in found]), np.array([memory for _, memory in found])
 
     def _own(self, kind: int, config: OperatorConfig) -> tuple[float, Floats]:
+        self._check_time()
         groups = frozenset(self.kinds.groups[kind])
         configs = dict.fromkeys(groups, config)
         costs = self._costs
@@ -98,6 +103,7 @@ class AdditivePrices:
         )
 
     def _pair(self, j: int, k: int, ours: OperatorConfig, theirs: OperatorConfig) -> float:
+        self._check_time()
         first, second = frozenset(self.kinds.groups[j]), frozenset(self.kinds.groups[k])
         configs = dict.fromkeys(first, ours) | dict.fromkeys(second, theirs)
         seconds = 0.0
@@ -111,6 +117,10 @@ class AdditivePrices:
                     without = [ParameterOf(p.name, p.place, p.home, ()) for p in shared]
                     seconds += with_s - self._costs.update(number, without, configs).seconds
         return seconds
+
+    def _check_time(self) -> None:
+        if not self._goes_on():
+            raise NoTime
 
     @cached_property
     def _between(self) -> dict[tuple[int, ...], list[Reading]]:
@@ -132,14 +142,8 @@ def terms_within(update: UpdateBlock, homes: frozenset[int], makers: frozenset[i
     return found
 
 
-def price_additively(
-    prices: AdditivePrices, names: Sequence[str], go_on: Callable[[], bool] = lambda: True
-) -> AdditiveCosts | None:
-    """Return the costs of all kinds and pairs, None where there is no time left. `names`: of kinds."""
+def price_additively(prices: AdditivePrices, names: Sequence[str]) -> AdditiveCosts:
+    """Return the costs of all kinds and pairs. `names`: of kinds. Raises NoTime."""
     own = [prices.own(kind) for kind in range(len(prices.kinds.groups))]
-    pair_s = {}
-    for j, k in prices.pairs():
-        if not go_on():
-            return None
-        pair_s[j, k] = prices.pair(j, k)
+    pair_s = {(j, k): prices.pair(j, k) for j, k in prices.pairs()}
     return AdditiveCosts(names, [s for s, _ in own], pair_s, [m for _, m in own], prices.limits_bytes)

@@ -1,6 +1,8 @@
 """When a search ends: after a time, or after a number of proposals, which is the same on every machine."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 
@@ -12,6 +14,17 @@ class SearchLimit:
     budget_s: float
     proposals: int | None = None
     begun_s: float = field(default_factory=time.monotonic)
+    _stood_s: float | None = None  # since when the clock stands
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let the clock stand meanwhile: what is done inside takes nothing of the budget."""
+        self._stood_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.begun_s += time.monotonic() - self._stood_s
+            self._stood_s = None
 
     @property
     def elapsed_s(self) -> float:
@@ -26,7 +39,8 @@ class SearchLimit:
     @property
     def until_s(self) -> float:
         """Return when it ends, on the monotonic clock."""
-        return inf if self.proposals is not None else self.begun_s + self.budget_s
+        stood_s = 0.0 if self._stood_s is None else time.monotonic() - self._stood_s
+        return inf if self.proposals is not None else self.begun_s + self.budget_s + stood_s
 
     def early_until_s(self, share: float) -> float:
         """Return when the first share of the budget ends."""

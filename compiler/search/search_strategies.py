@@ -13,20 +13,21 @@ does not compile, that does not fit, or that is slower than anything else that w
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
 
 import numpy as np
 
-from partc.compiler.options import Options, SearchOptions
+from partc.compiler.options import Options, SearchMethod, SearchOptions
 from partc.compiler.search.climb_pipelines import climb_pipelines
 from partc.compiler.search.estimate_pipelines import PipelineEstimate
 from partc.compiler.search.exhaust import Exhausted, check_states, exhaust
 from partc.compiler.search.interrupts import BudgetSpent, interrupted_at
 from partc.compiler.search.name_what_fits import names_by_need
 from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.rank_names import rank_names
 from partc.compiler.search.search_limit import SearchLimit
 from partc.compiler.search.solve_additively import solve_additively
 from partc.compiler.search.step_pipelines import StepPipelines
@@ -34,12 +35,14 @@ from partc.compiler.search.walk_chains import walk_rounds
 from partc.compiler.search.walk_tasks import BestStates, State, climb, fewer_replicas
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.cost.cluster.cluster import Cluster
+from partc.cost.simulation.task_graph import compile_kernels
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.search.pipeline_space import Pipeline
 from partc.runtime.errors import BadUsage, DoesNotFit, NoPlacement
 
 NAMED_SHARE = 0.5  # of the budget: what named strategies may take
 PIPELINE_SHARE = 0.4  # of what is left: what pipelines may take
+ESTIMATE_SHARE = 0.3  # of that: what estimates may take to find where climbs are to begin
 PIPELINE_PROPOSALS = 0.05  # of proposals: whole plans of pipelines, which take longer than the task graph's
 ADDITIVE_SHARE = 0.2  # of what is left: what the additive starts of walks may take
 EXHAUSTED_SHARE = 0.5  # of what is left then: what exhaustion may take, where `auto` tries it
@@ -47,7 +50,7 @@ START = "auto"
 OPERATORS_OWN = "operators' own"
 WALKED_PROPOSALS = 0.5  # of proposals: what walks have
 CLIMB_SHARE = 0.1  # of what is left: what the climb behind them has
-RESERVE = 1.5  # of what the slowest plan took to price: what is left for pricing
+RESERVE = 1.5  # of what a plan usually takes to price: what is left for pricing
 PRICED_SHARE = 0.02  # of what is left: what a plan may take, if each round is priced
 TRIED = 3  # states that are priced of a round
 MOST_TRIED_STATES = 5_000_000  # that `auto` exhausts
@@ -92,10 +95,10 @@ def search_strategies(
     price = WholeSteps(read, cluster, options)
     start = price(START, START)
     if start is not None and price.first is not None:  # it was as many plans, and the analysis
-        price.slowest_s /= 1 + len(price.first.compared)
+        price.taken_s = [taken_s / (1 + len(price.first.compared)) for taken_s in price.taken_s]
     search = _Search(price, start or _first_that_fits(price), start, asked, limit, show)
     try:
-        with interrupted_at(limit.until_s):
+        with interrupted_at(lambda: limit.until_s):
             search.run()
     except BudgetSpent:
         search.remarks.append("what was under way when the budget was spent was given up")
@@ -155,7 +158,16 @@ class _Search:
         own = OwnSpace.of(self._first, self._asked.together)
         if own is None:
             self._refuse_without_choice()
-        elif method == "exhaustive":
+            return
+        if self._limit.left_s > self._price.usual_s:
+            with self._limit.stopped():
+                compile_kernels()
+        self._search_own(own, method)
+        self._tell_local_optimum(own)
+
+    def _search_own(self, own: OwnSpace, method: SearchMethod) -> None:
+        """Search among operators' own configurations."""
+        if method == "exhaustive":
             check_states(own.kinds)
             begin, _ = self._climb(own, fewer_replicas(own.tasks, own.space), self._limit.until_s, inf)
             self._exhaust(own, begin, 1.0)
@@ -163,10 +175,8 @@ class _Search:
             solved = solve_additively(own, method, self._limit, self._asked.seed)
             self.remarks += solved.remarks
             self._see_state(own, solved.state, method)
-        elif self._limit.left_s > RESERVE * self._price.slowest_s:
+        elif self._limit.left_s > RESERVE * self._price.usual_s:
             self._walk(own)
-        if own is not None:
-            self._tell_local_optimum(own)
 
     def _refuse_without_choice(self) -> None:
         if self._asked.method not in ("auto", "mcmc"):
@@ -192,10 +202,20 @@ class _Search:
             self._state = state
 
     def _try_names(self) -> None:
-        """Price named strategies, as many as there is time for."""
+        """Price named strategies, as many as there is time for, what promises most first if that is known.
+
+        Those that are estimated to be far slower are left out.
+        """
         until_s = self._limit.early_until_s(NAMED_SHARE)
-        for name in names_for(self._first.worker_hosts):
-            if time.monotonic() + self._price.slowest_s > until_s:
+        names: Iterable[str] = names_for(self._first.worker_hosts)
+        if not self._first.analysis.per_replica:
+            names = (
+                promise.name
+                for promise in rank_names(self._first, names)
+                if not promise.is_far_from(self.best.step_s)
+            )
+        for name in names:
+            if time.monotonic() + self._price.usual_s > until_s:
                 return
             if (priced := self._price(name, name)) is not None:
                 self._named.append(priced)
@@ -205,10 +225,14 @@ class _Search:
         """Climb among pipelines, from the names that are some."""
         pipelines, limit = StepPipelines(self._first), self._limit
         until_s, most = limit.part_until_s(PIPELINE_SHARE), limit.part(PIPELINE_PROPOSALS)
+        estimated_until_s = limit.part_until_s(ESTIMATE_SHARE * PIPELINE_SHARE)
         best: list[Pipeline] = []
 
         def goes_on(priced: int) -> bool:
-            return priced < most and time.monotonic() + self._price.slowest_s < until_s
+            return priced < most and time.monotonic() + self._price.usual_s < until_s
+
+        def estimates_on() -> bool:
+            return time.monotonic() < estimated_until_s
 
         def price_s(pipeline: Pipeline) -> float:
             told = pipelines.told(pipeline, best[-1] if best else None)
@@ -222,7 +246,7 @@ class _Search:
         read = {pipelines.read(priced.strategy): priced.step_s for priced in self._named}
         named = {pipeline: step_s for pipeline, step_s in read.items() if pipeline is not None}
         estimate = PipelineEstimate(pipelines).step_s
-        climb = climb_pipelines(pipelines.space, named, price_s, estimate, goes_on, self._rng)
+        climb = climb_pipelines(pipelines.space, named, price_s, estimate, goes_on, estimates_on, self._rng)
         are_tried = any(pipeline in climb.optimal for pipeline in climb.in_order[:1])
         self.remarks.append(
             f"{climb.priced} pipelines priced; single changes of the quickest, of a cut, of micro-batches or "
@@ -257,12 +281,12 @@ class _Search:
             starts,
             found,
             self._rng,
-            lambda share: limit.part_until_s((1 - CLIMB_SHARE) * share, RESERVE * self._price.slowest_s),
+            lambda share: limit.part_until_s((1 - CLIMB_SHARE) * share, RESERVE * self._price.usual_s),
             most=limit.part(WALKED_PROPOSALS),
             chains=1 if limit.proposals is not None else 0,  # as many on every machine
         ):
             self.proposals += proposals
-            is_priced = self._price.slowest_s < PRICED_SHARE * limit.left_s
+            is_priced = self._price.usual_s < PRICED_SHARE * limit.left_s
             if is_priced:
                 self._price_best(own, found)
         if not is_priced:
@@ -283,7 +307,7 @@ class _Search:
     def _price_best(self, own: OwnSpace, found: BestStates) -> None:
         for state in found.in_order()[:TRIED]:
             self._see_state(own, state, OPERATORS_OWN)
-            if self._limit.left_s < RESERVE * self._price.slowest_s:
+            if self._limit.left_s < RESERVE * self._price.usual_s:
                 return
 
     def _tell_local_optimum(self, own: OwnSpace) -> None:
@@ -292,8 +316,8 @@ class _Search:
         state = self._state
         if state is None and strategy.has_meshes and strategy.stages == 1:
             state = own.read(strategy)
-        if state is not None and state not in self._optimal and limit.left_s > self._price.slowest_s:
-            until_s = limit.part_until_s(1.0, self._price.slowest_s)
+        if state is not None and state not in self._optimal and limit.left_s > self._price.usual_s:
+            until_s = limit.part_until_s(1.0, self._price.usual_s)
             climbed, _ = self._climb(own, state, until_s, limit.part(1 / 2))
             if climbed != state and climbed in self._optimal:
                 self._see_state(own, climbed, "climb")
@@ -318,7 +342,7 @@ class _Search:
 
     def _exhaust(self, own: OwnSpace, begin: State, share: float) -> Exhausted:
         """Look at all states, and price each that is quicker than those before."""
-        until_s = self._limit.part_until_s(share, self._price.slowest_s)
+        until_s = self._limit.part_until_s(share, self._price.usual_s)
 
         def show(found: Exhausted) -> None:
             self._see_state(own, found.state, "exhaustive")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from partc.compiler.report.units import seconds
 from partc.compiler.search.own_space import OwnSpace
-from partc.compiler.search.price_additively import MOST_CONFIGS, AdditivePrices, price_additively
+from partc.compiler.search.price_additively import MOST_CONFIGS, AdditivePrices, NoTime, price_additively
 from partc.compiler.search.search_limit import SearchLimit
 from partc.compiler.search.walk_tasks import State
 from partc.passes.search.configuration_program import solve_configurations
@@ -27,17 +27,18 @@ class SolvedSum:
 
 def solve_additively(own: OwnSpace, method: Literal["ilp", "dp"], limit: SearchLimit, seed: int) -> SolvedSum:
     """Return the answer of a method. Raises BadUsage where it cannot be used or has no time, NoPlacement."""
-    prices = AdditivePrices(own.tasks, own.kinds)
+    prices = AdditivePrices(own.tasks, own.kinds, lambda: time.monotonic() < limit.until_s)
     if method == "dp":
         check_reduces(own.names, prices.pairs())
-    prices = prices.fewer(MOST_CONFIGS, data_parallel_config(own.space.workers), own.alone[0])
-    costs = price_additively(prices, own.names, lambda: time.monotonic() < limit.until_s)
-    if costs is None:
+    try:
+        prices = prices.fewer(MOST_CONFIGS, data_parallel_config(own.space.workers), own.alone[0])
+        costs = price_additively(prices, own.names)
+    except NoTime:
         raise BadUsage(
             f"no time to price {len(prices.pairs())} pairs of kinds of operators",
             at=f"--method {method}",
             fix="give a larger --budget, or use --method mcmc",
-        )
+        ) from None
     kinds = prices.kinds
     left_out = f", {kinds.left_out} configurations left out" if kinds.left_out else ""
     if method == "dp":

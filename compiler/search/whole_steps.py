@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from statistics import median
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
@@ -43,7 +44,7 @@ class WholeSteps:
     priced: int = 0
     refused: int = 0
     failure: Exception | None = None
-    slowest_s: float = 0.0  # that pricing took
+    taken_s: list[float] = field(default_factory=list)  # that pricing took, of each
     replicas: int | None = None  # that a batch per replica allows: those of data parallelism
     first: Compilation | None = None  # data parallelism's, analysed
     _quickest: tuple[Priced, Compilation] | None = field(default=None, repr=False)
@@ -53,13 +54,18 @@ class WholeSteps:
         begun_s = time.monotonic()
         try:
             with silent_log():
-                return self._price(name, strategy)
+                priced = self._price(name, strategy)
         except (InputError, NoPlacement) as error:
             self.refused += 1
             self.failure = self.failure or error
             return None
-        finally:
-            self.slowest_s = max(self.slowest_s, time.monotonic() - begun_s)
+        self.taken_s.append(time.monotonic() - begun_s)
+        return priced
+
+    @property
+    def usual_s(self) -> float:
+        """Return what pricing takes: the median, for a pipeline of many stages takes twenty times that."""
+        return median(self.taken_s) if self.taken_s else 0.0
 
     def first_of(self, names: Iterable[str]) -> Priced | None:
         """Return the price of the first name that can be and fits, None where there is none."""

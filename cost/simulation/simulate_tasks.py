@@ -18,15 +18,19 @@ where a task is removed, or where one that is new belongs. Delta simulation take
 was, without the queue, and goes on from there: the same additions, to the same bits.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from partc.cost.simulation.task_arrays import NONE, Contents, Floats, Ints, Longs, Waiting, compiled
+from partc.cost.simulation.task_arrays import NONE, Contents, Floats, Ints, Longs, Waiting, compiled, inner
 
 STOPPED = -1
 INDEX_BITS = 32
 INDEX_MASK = np.int64((1 << INDEX_BITS) - 1)
+# Of the types that variables have, where literals would be compiled apart (see `inner`).
+NOTHING: Any = np.int64(0)
+NO: Any = np.bool_(False)
+YES: Any = np.bool_(True)
 
 
 class Timeline(NamedTuple):
@@ -51,7 +55,7 @@ class Room(NamedTuple):
     launchers: int  # the resources from this one on are hosts that launch
 
 
-@compiled
+@inner
 def push(room: Room, size: int, ready: float, key: int) -> None:
     """Add a pair to a queue of `size` pairs."""
     hole = size
@@ -64,7 +68,7 @@ def push(room: Room, size: int, ready: float, key: int) -> None:
     room.ready[hole], room.key[hole] = ready, key
 
 
-@compiled
+@inner
 def replace_least(room: Room, size: int, ready: float, key: int) -> None:
     """Put a pair in the place of the first one of a queue of `size` pairs."""
     hole = 0
@@ -85,7 +89,7 @@ def replace_least(room: Room, size: int, ready: float, key: int) -> None:
     room.ready[hole], room.key[hole] = ready, key
 
 
-@compiled
+@inner
 def run_task(contents: Contents, task: int, ready: float, room: Room, limit_s: float) -> float:
     """Have the parts of a task take their resources; return its end, infinity: a step is beyond the limit."""
     end = ready
@@ -103,7 +107,7 @@ def run_task(contents: Contents, task: int, ready: float, room: Room, limit_s: f
     return end
 
 
-@compiled
+@inner
 def note_end(place: int, end: float, timeline: Timeline, room: Room) -> bool:
     """Note that a predecessor of the task at a place ends; tell whether none is left."""
     timeline.ready[place] = max(timeline.ready[place], end)
@@ -111,7 +115,7 @@ def note_end(place: int, end: float, timeline: Timeline, room: Room) -> bool:
     return bool(room.waiting[place] == 0)
 
 
-@compiled
+@inner
 def queue_task(
     block: int, place: int, ready: float, timeline: Timeline, room: Room, size: int, has_left: bool
 ) -> tuple[int, bool]:
@@ -124,18 +128,18 @@ def queue_task(
     key = np.int64(block) << INDEX_BITS | (place - timeline.offset[block])
     if has_left:
         replace_least(room, size, ready, key)
-        return size, False
+        return size, NO
     push(room, size, ready, key)
-    return size + 1, False
+    return size + 1, NO
 
 
-@compiled
+@inner
 def begin(contents: Contents, content: Ints, work: Floats, timeline: Timeline, room: Room) -> None:
     """Have no task be run, and all wait for their predecessors."""
-    room.free[:] = 0.0
-    room.remaining[:] = work
-    room.head[:] = NONE
+    for resource in range(len(work)):
+        room.free[resource], room.remaining[resource] = 0.0, work[resource]
     for block in range(len(content)):
+        room.head[block] = NONE
         task, place = contents.task[content[block]], timeline.offset[block]
         count = contents.task[content[block] + 1] - task
         for index in range(count):
@@ -143,7 +147,7 @@ def begin(contents: Contents, content: Ints, work: Floats, timeline: Timeline, r
             timeline.ready[place + index] = 0.0
 
 
-@compiled
+@inner
 def replay(
     contents: Contents,
     content: Ints,
@@ -159,13 +163,12 @@ def replay(
     `former`: up to the first task of a block that is changed. Returns how many tasks were run, or STOPPED,
     and the size of the queue.
     """
-    size, count = 0, 0
+    size, count, keep = NOTHING, NOTHING, 0
     for block in range(len(content)):
         if is_changed[block]:
-            for place in range(timeline.offset[block], timeline.offset[block + 1]):
+            for place in range(timeline.offset[block] + NOTHING, timeline.offset[block + 1] + NOTHING):
                 if room.waiting[place] == 0:
-                    size, _ = queue_task(block, place, 0.0, timeline, room, size, False)
-    keep = 0
+                    size, _ = queue_task(block, place, 0.0, timeline, room, size, NO)
     while keep < len(former) and not is_changed[former[keep] >> INDEX_BITS]:
         keep += 1
     while count < keep:
@@ -180,18 +183,16 @@ def replay(
             return STOPPED, size
         timeline.end[place], timeline.order[count], room.waiting[place] = end, key, NONE
         count += 1
-        size, _ = release(
-            contents, content, waiting, timeline, room, block, index, end, size, False, is_changed
-        )
+        size, _ = release(contents, content, waiting, timeline, room, block, index, end, size, NO, is_changed)
     for late in range(count, len(former)):
         block, index = former[late] >> INDEX_BITS, former[late] & INDEX_MASK
         if not is_changed[block] and room.waiting[timeline.offset[block] + index] == 0:
             place = timeline.offset[block] + index
-            size, _ = queue_task(block, place, timeline.ready[place], timeline, room, size, False)
+            size, _ = queue_task(block, place, timeline.ready[place], timeline, room, size, NO)
     return count, size
 
 
-@compiled
+@inner
 def release(
     contents: Contents,
     content: Ints,
@@ -212,7 +213,7 @@ def release(
         if note_end(place, end, timeline, room) and is_queued[block]:
             size, has_left = queue_task(block, place, timeline.ready[place], timeline, room, size, has_left)
     for entry in range(waiting.begin[block], waiting.begin[block + 1]):
-        other = waiting.block[entry]
+        other = waiting.block[entry] + NOTHING
         slot = contents.slot[content[other]] + waiting.slot[entry]
         if slot >= contents.slot[content[other] + 1]:
             continue
@@ -228,7 +229,7 @@ def release(
     return size, has_left
 
 
-@compiled
+@inner
 def run_queue(
     contents: Contents,
     content: Ints,
@@ -251,7 +252,7 @@ def run_queue(
         ready = timeline.ready[head]
         if room.head[block] == head:
             room.head[block] = NONE
-        has_left = True  # its place in the queue is given to the first entry that it makes ready
+        has_left = YES  # its place in the queue is given to the first entry that it makes ready
         for index in range(first, first + room.length[head]):
             end = run_task(contents, contents.task[content[block]] + index, ready, room, limit_s)
             if end == np.inf:

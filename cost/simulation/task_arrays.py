@@ -6,7 +6,7 @@ by theirs.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -17,6 +17,8 @@ Longs: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
+_numba: Any = numba  # whose types do not know all options
 
 OWN = -1  # in place of a slot: the block itself
 NONE = np.int32(-1)
@@ -70,7 +72,16 @@ class Waiting(NamedTuple):
 
 def compiled(kernel: Kernel) -> Kernel:
     """Compile `kernel` at its first call, in each process anew: numba would keep its code as pickles."""
-    return cast(Kernel, numba.njit(kernel))
+    return cast(Kernel, _numba.njit(no_cfunc_wrapper=True)(kernel))
+
+
+def inner(kernel: Kernel) -> Kernel:
+    """Compile `kernel`, which only such call that are compiled, too: nothing takes its arguments from Python.
+
+    Each combination of argument types is compiled apart, numbers of 32 and 64 bits and literals among them:
+    where calls differ in these, callers convert.
+    """
+    return cast(Kernel, _numba.njit(no_cfunc_wrapper=True, no_cpython_wrapper=True)(kernel))
 
 
 @compiled
@@ -106,8 +117,9 @@ def write(
     """Write a content behind the others; return its number. There is room."""
     number, task, slot = used.contents[0], used.tasks[0], used.slots[0]
     part = used.parts[0]
-    contents.resource[part : part + len(resources)] = resources
-    contents.seconds[part : part + len(seconds)] = seconds
+    for index in range(len(resources)):
+        contents.resource[part + index] = resources[index]
+        contents.seconds[part + index] = seconds[index]
     for index in range(len(parts)):
         contents.part[task + index] = part
         part += parts[index]
@@ -128,7 +140,7 @@ def write(
     return int(number)
 
 
-@compiled
+@inner
 def _widen(contents: Contents, slot: int, source: int) -> None:
     """Have the links of a slot reach a task of the other block."""
     first, end = contents.first[slot], contents.first[slot] + contents.links[slot]
@@ -138,13 +150,14 @@ def _widen(contents: Contents, slot: int, source: int) -> None:
     contents.links[slot] = max(end, source + 1) - min(first, source)
 
 
-@compiled
+@inner
 def _sort(contents: Contents, used: Used, task: int, slot: int, dependencies: Ints) -> None:
     """Write dependencies by their sources: of the tasks, and of the slots, from `task` and `slot` on."""
     for one in range(slot, used.slots[0]):
         contents.bound[one] = used.bounds[0]
         used.bounds[0] += contents.links[one] + 1
-        contents.link[contents.bound[one] : used.bounds[0]] = 0
+        for bound in range(contents.bound[one], used.bounds[0]):
+            contents.link[bound] = 0
     for row in range(len(dependencies)):
         which, source, _ = dependencies[row]
         if which == OWN:
@@ -190,7 +203,7 @@ def find_missing(contents: Contents, content: Ints, waiting: Waiting, blocks: In
     return int(NONE)
 
 
-@compiled
+@inner
 def _misses(contents: Contents, source: int, content: int, slot: int) -> bool:
     slot += contents.slot[content]
     if slot >= contents.slot[content + 1]:

@@ -16,7 +16,7 @@ replacing a block is writing one number, and blocks that are alike have one cont
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -130,23 +130,25 @@ class TaskGraph:
         if any(not 0 <= source < block for block, own in enumerate(sources) for source in own):
             raise ValueError("blocks wait for earlier ones")
         self._waiting = _waiting_of(sources)
-        self._contents = Contents(*_empty("i4 i4 i4 i4 i4 i4 f8 i4 i4 i4 i4 i4 i4"))
+        # Of content 0, which has no tasks, all numbers are zero: nothing is compiled before there is another.
+        self._contents = Contents(*_zeros("i4 i4 i4 i4 i4 i4 f8 i4 i4 i4 i4 i4 i4", 2))
         self._used = Used(*(np.zeros(1, np.int64) for _ in Used._fields))
-        self._known: list[BlockTasks] = []  # by number
-        self._numbers: dict[BlockTasks, int] = {}
+        self._used.contents[0] = 1
+        self._known: list[BlockTasks] = [NO_TASKS]  # by number
+        self._numbers: dict[BlockTasks, int] = {NO_TASKS: 0}
         self._resources = resources
         self._sources = np.array([len(own) for own in sources], np.int32)
-        self._content = np.full(blocks, self._written([NO_TASKS], [blocks])[0], np.int32)
+        self._content = np.zeros(blocks, np.int32)
         self._work = np.zeros(resources)
         self._timeline, self._spare = (
-            Timeline(np.zeros(blocks + 1, np.int32), *_empty("f8 f8 i8")) for _ in range(2)
+            Timeline(np.zeros(blocks + 1, np.int32), *_zeros("f8 f8 i8")) for _ in range(2)
         )
         self._room = Room._make(
             (
-                *_empty("i4 i4"),
+                *_zeros("i4 i4"),
                 np.zeros(blocks, np.int32),
                 *(np.zeros(resources) for _ in ("free", "remaining")),
-                *_empty("f8 i8"),
+                *_zeros("f8 i8"),
                 resources if launchers is None else launchers,
             )
         )
@@ -338,8 +340,8 @@ def _waiting_of(sources: Sequence[Sequence[int]]) -> Waiting:
     )
 
 
-def _empty(dtypes: str) -> tuple[Array, ...]:
-    return tuple(np.zeros(0, dtype) for dtype in dtypes.split())
+def _zeros(dtypes: str, size: int = 0) -> tuple[Array, ...]:
+    return tuple(np.zeros(size, dtype) for dtype in dtypes.split())
 
 
 def _with_room(values: Array, size: int) -> Array:
@@ -352,3 +354,12 @@ def _with_room(values: Array, size: int) -> Array:
 
 
 NO_TASKS = BlockTasks(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0), np.zeros((0, 3), np.int32))
+
+
+def compile_kernels() -> None:
+    """Compile all that a graph of tasks calls, if this process has not done so: it takes some seconds."""
+    task, forward = np.zeros(1, np.int32), np.array([[0, 0, 0]], np.int32)
+    content = BlockTasks(task + 1, task, np.ones(1), forward)
+    graph = TaskGraph([[], [0]], 1)
+    graph.replace({0: replace(content, dependencies=forward[:0]), 1: content})
+    graph.delta()

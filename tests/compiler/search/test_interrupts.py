@@ -9,6 +9,7 @@ from math import inf
 import pytest
 
 from partc.compiler.search.interrupts import BudgetSpent, interrupted_at
+from partc.compiler.search.search_limit import SearchLimit
 
 LONG_S = 30.0
 
@@ -33,17 +34,31 @@ def destroy_and_wait(thing: InDestructor) -> None:
 
 
 def test_the_budget_ends_what_is_done() -> None:
-    with pytest.raises(BudgetSpent), interrupted_at(time.monotonic() + 0.05):
+    limit = SearchLimit(0.05)
+
+    with pytest.raises(BudgetSpent), interrupted_at(lambda: limit.until_s):
         time.sleep(LONG_S)
 
 
+def test_the_clock_of_a_budget_may_stand() -> None:
+    limit = SearchLimit(0.3)
+
+    with interrupted_at(lambda: limit.until_s):
+        with limit.stopped():
+            time.sleep(0.4)
+        with pytest.raises(BudgetSpent):
+            time.sleep(LONG_S)
+
+    assert limit.elapsed_s >= 0.3
+
+
 def test_a_destructor_does_not_swallow_the_end_of_the_budget() -> None:
-    with pytest.raises(BudgetSpent), interrupted_at(time.monotonic() + 0.05):
+    with pytest.raises(BudgetSpent), interrupted_at(lambda: 0.0):
         destroy_and_wait(InDestructor())
 
 
 def test_a_destructor_does_not_swallow_a_signal() -> None:
-    with pytest.raises(KeyboardInterrupt) as raised, interrupted_at(inf):
+    with pytest.raises(KeyboardInterrupt) as raised, interrupted_at(lambda: inf):
         destroy_and_wait(InDestructor(signal.SIGTERM))
 
     assert raised.type is KeyboardInterrupt
@@ -56,7 +71,7 @@ def test_what_else_a_destructor_raises_is_told_as_before(monkeypatch: pytest.Mon
 
     told: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: told.append(str(unraisable.exc_value)))
-    with interrupted_at(inf):
+    with interrupted_at(lambda: inf):
         Broken()
 
     assert told == ["a mistake"]
