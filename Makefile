@@ -13,6 +13,10 @@ TYPED := build/typed
 # Forward exports of other people's models, and what came of them: kept, so that `make zoo` goes on where it was.
 ZOO := build-zoo
 
+# Byte code is kept, whatever the environment says: tests start hundreds of processes, each of which would compile
+# partc's modules anew.
+export PYTHONDONTWRITEBYTECODE =
+
 # Two processes, each with whole files: what tests of a file share is made once.
 TWO := -n 2 --dist loadfile
 

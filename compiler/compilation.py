@@ -64,6 +64,7 @@ class Compilation:
     plan: Plan = field(init=False)
     timeline: Timeline = field(init=False)
     memory: tuple[DeviceMemory, ...] = field(init=False)
+    uneven_stages: str = ""  # why a pipeline's stages have unequal work, if they have
 
     @property
     def machines(self) -> Cluster:

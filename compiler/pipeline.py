@@ -55,7 +55,7 @@ LOWERING_AS_DECIDED = PipelinePhase("lay out and lower", (stages.lower_as_decide
 SCHEDULE = PipelinePhase("schedule and write", (stages.schedule,))
 CHECKS = (
     PipelinePhase("load segments", (stages.open_segments,)),
-    PipelinePhase("check and simulate", (stages.check_and_simulate,)),
+    PipelinePhase("check and simulate", (stages.check_and_simulate, stages.explain_uneven_stages)),
 )
 CHANGES = PipelinePhase("price changes", (stages.price_changes,))
 REPORT = PipelinePhase("report", (stages.describe,))

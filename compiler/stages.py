@@ -11,6 +11,7 @@ from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.check_estimate import check_estimate
 from partc.compiler.planning.check_kernels import check_kernels
 from partc.compiler.planning.choose_reading import BatchReading, choose_reading
+from partc.compiler.planning.explain_stages import explain_stages
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_strategy import name_strategy
@@ -316,6 +317,11 @@ def check_and_simulate(compilation: Compilation) -> None:
         compilation.plan, compilation.machines, Measured(kernels=compilation.options.times)
     )
     compilation.memory = check_memory(compilation.plan, compilation.machines)
+
+
+def explain_uneven_stages(compilation: Compilation) -> None:
+    """Say why a pipeline leaves devices idle, where it does."""
+    compilation.uneven_stages = explain_stages(compilation)
 
 
 def price_changes(compilation: Compilation) -> None:

@@ -60,8 +60,8 @@ class OpConfig(Record, frozen=True, omit_defaults=True):
     """What ops split, and who runs them.
 
     op       a name of a node, or of what nodes' names start with up to a `/`; `*` and `?` stand for anything
-    split    dimension -> mesh axes, `data*tensor` for several, or the number of parts (passes/configure.py
-             has the dimensions); empty: they are whole; left out: as their operands are
+    split    dimension -> mesh axes, `data*tensor` for several, or the number of parts (dimensions:
+             passes/layouts/dimension_wishes.py); empty: they are whole; left out: as their operands are
     stage    the grid that runs them
     devices  those that run them, a mesh of their own: as many as the parts of `split` multiplied; `split`
              left out: they divide the samples

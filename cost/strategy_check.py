@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Shard, Strategy, SyncFacts, Synchronisation
-from partc.runtime.errors import BadStrategy
+from partc.runtime.errors import BadStrategy, some_of
 
 
 def check_strategy(strategy: Strategy, facts: Iterable[SyncFacts], cluster: Cluster) -> None:
@@ -19,7 +19,7 @@ def check_strategy(strategy: Strategy, facts: Iterable[SyncFacts], cluster: Clus
             raise BadStrategy(
                 f"unknown parameter {name!r}",
                 at=f"parameters: {name}",
-                fix=f"use one of {_some(known)}, or remove the entry",
+                fix=f"use one of {some_of(known)}, or remove the entry",
             )
         _check_method(synchronisation, known[name], hosts)
         _check_mechanisms(synchronisation, known[name])
@@ -67,7 +67,7 @@ def _check_mechanisms(synchronisation: Synchronisation, fact: SyncFacts) -> None
             fix='write the method "servers", or remove local_aggregation, post_aggregation and on_servers',
         )
     if unknown := set(synchronisation.on_servers) - set(fact.boundary_ops):
-        some = _some(fact.boundary_ops) if fact.boundary_ops else "no node of this parameter"
+        some = some_of(fact.boundary_ops) if fact.boundary_ops else "no node of this parameter"
         raise BadStrategy(
             f"servers cannot run node {min(unknown)!r} for this parameter",
             at=f"{at}: on_servers",
@@ -81,14 +81,14 @@ def _check_shards(shards: Sequence[Shard], fact: SyncFacts, hosts: Sequence[str]
         at = f"parameters: {fact.name}: shards[{i}]"
         if shard.host not in hosts:
             raise BadStrategy(
-                f"unknown server {shard.host!r}", at=f"{at}.host", fix=f"use one of {_some(hosts)}"
+                f"unknown server {shard.host!r}", at=f"{at}.host", fix=f"use one of {some_of(hosts)}"
             )
         position = hosts.index(shard.host)
         if position < next_host:
             raise BadStrategy(
                 f"{shard.host!r} is out of the cluster's order of hosts, or owns two shards",
                 at=f"{at}.host",
-                fix=f"give each host one shard, in the order {_some(hosts)}",
+                fix=f"give each host one shard, in the order {some_of(hosts)}",
             )
         if shard.start != next_row:
             raise BadStrategy(
@@ -110,10 +110,3 @@ def _check_shards(shards: Sequence[Shard], fact: SyncFacts, hosts: Sequence[str]
             at=f"parameters: {fact.name}: shards",
             fix=f"let the last shard stop at {fact.rows}",
         )
-
-
-def _some(names: Iterable[str]) -> str:
-    """List names, the first ten of many."""
-    names = list(names)
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return f"{', '.join(repr(name) for name in names[:10])}{more}"

@@ -3,21 +3,17 @@
     "variables": {"layer0.weight": {"tensor": {"axis": 1}}}         kept by columns along axis tensor
     "ops": [{"op": "layer*/MatMul", "split": {"out:1": "tensor"}}]   what nodes of these names split
 
-A dimension is `batch` (the samples), `out:A` (axis A of the output) or `in:I:A` (axis A of operand I,
-which is summed); `/N` behind it means the inner factor behind N blocks. It is split along a mesh axis,
-by its name, or by the number of its parts: then along the first axis of as many that is free. Ops with
-devices of their own have a mesh of as many parts (layouts/strategy_meshes.py).
+What a dimension means to a node: layouts/dimension_wishes.py. Which meshes there are, those of ops with
+devices of their own too: layouts/strategy_meshes.py.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
 
 import onnx_graphsurgeon as gs
 
 from partc.cost.strategy import AxisSplit, OpConfig, Strategy
 from partc.passes.analysis import Analysis
-from partc.passes.graph.facts import Facts
 from partc.passes.layouts.configuration import (
     NOWHERE_ELSE,
     Configuration,
@@ -26,7 +22,7 @@ from partc.passes.layouts.configuration import (
     data_parallel,
     home_of_follower,
 )
-from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides, whole_axis
+from partc.passes.layouts.dimension_wishes import wishes_of
 from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, Layout, Replicate, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.layouts.place_nodes import place_nodes
@@ -38,13 +34,9 @@ from partc.passes.layouts.strategy_meshes import (
     number_of,
     own_axes,
 )
-from partc.passes.rules.sharding_rules import node_facts
 from partc.passes.search.forward_nodes import forward_nodes
-from partc.runtime.errors import BadStrategy
+from partc.runtime.errors import BadStrategy, some_of
 
-DIMENSION = re.compile(
-    r"batch|(?:out:(?P<out>\d+)|in:(?P<operand>\d+):(?P<axis>\d+))(?:/(?P<outer>[1-9]\d*))?"
-)
 WILDCARDS = {"*": ".*", "?": "."}  # alone: brackets are ordinary in names of nodes
 
 
@@ -61,21 +53,21 @@ def configure(analysis: Analysis, strategy: Strategy) -> Configuration:
     _check_stages(strategy, len(analysis.workers))
     meshes = meshes_of(strategy, analysis.workers)
     _check_samples(analysis, meshes)
-    asked = list(_asked(analysis, strategy))
-    where = dict(_where(analysis, strategy, meshes, asked))
+    entries = list(_operator_entries(analysis, strategy))
+    where = dict(_named_meshes(analysis, strategy, meshes, entries))
     places = _places(analysis, where) if len(meshes.each) > 1 else NOWHERE_ELSE
-    wishes, samples = _divided(analysis, strategy, meshes, places, asked)
+    wishes, samples = _wishes_and_samples(analysis, strategy, meshes, places, entries)
     homes = {name: home for name, home in _homes(analysis, strategy, meshes, places) if not home.is_whole}
     return Configuration(meshes, homes, wishes, places, samples)
 
 
-def _divided(
-    analysis: Analysis, strategy: Strategy, meshes: Meshes, places: Places, asked: Iterable[OperatorEntry]
+def _wishes_and_samples(
+    analysis: Analysis, strategy: Strategy, meshes: Meshes, places: Places, entries: Iterable[OperatorEntry]
 ) -> tuple[dict[str, dict[int, Wish]], dict[str, str]]:
     """Return what nodes are to split along which axes, and where they are asked to divide samples."""
-    splitting = [entry for entry in asked if entry[1].split is not None or entry[1].devices]
+    splitting = [entry for entry in entries if entry[1].split is not None or entry[1].devices]
     last = {node.name: (number, config, node) for number, config, nodes in splitting for node in nodes}
-    placing = [entry for entry in asked if entry[1].stage is not None or entry[1].devices]
+    placing = [entry for entry in entries if entry[1].stage is not None or entry[1].devices]
     placed_by = {node.name: number for number, _, nodes in placing for node in nodes}
     wishes: dict[str, dict[int, Wish]] = {}
     samples: dict[str, str] = {}
@@ -90,10 +82,18 @@ def _divided(
         split = _named_split(config, strategy, mesh, at)
         for dimension, along in split.items():
             _check_parts(strategy, mesh, "" if config.devices else along, name, f"{at}: split: {dimension}")
-        wishes[name] = _wishes_of(analysis, node, split, mesh, at)
+        wishes[name] = wishes_of(analysis, node, split, mesh, at)
         if BATCH in split and mesh.size(REPLICAS) > 1:
             samples[name] = f"{at}: split: {BATCH}"
     return wishes, samples
+
+
+def _named_split(config: OpConfig, strategy: Strategy, mesh: Mesh, at: str) -> dict[str, int | str]:
+    """Return what an entry splits; of devices of its own, along which axes."""
+    if config.devices:
+        return dict(own_axes(config, strategy, names_of(mesh), at))
+    assert config.split is not None, "it was left out"
+    return config.split
 
 
 def _check_parts(strategy: Strategy, mesh: Mesh, along: int | str, what: str, at: str) -> None:
@@ -108,7 +108,7 @@ def _check_parts(strategy: Strategy, mesh: Mesh, along: int | str, what: str, at
             )
 
 
-def _asked(analysis: Analysis, strategy: Strategy) -> Iterable[OperatorEntry]:
+def _operator_entries(analysis: Analysis, strategy: Strategy) -> Iterable[OperatorEntry]:
     named: dict[str, list[gs.Node]] = {}
     for node in analysis.training.graph.nodes:
         named.setdefault(node.name, []).append(node)
@@ -117,11 +117,11 @@ def _asked(analysis: Analysis, strategy: Strategy) -> Iterable[OperatorEntry]:
         yield number, config, nodes
 
 
-def _where(
-    analysis: Analysis, strategy: Strategy, meshes: Meshes, asked: Iterable[OperatorEntry]
+def _named_meshes(
+    analysis: Analysis, strategy: Strategy, meshes: Meshes, entries: Iterable[OperatorEntry]
 ) -> Iterable[tuple[str, int]]:
     """Yield the nodes whose mesh a strategy names, and its number."""
-    for number, config, nodes in asked:
+    for number, config, nodes in entries:
         at = f"ops[{number}]"
         if config.stage is not None:
             _check_stage(config, strategy, at)
@@ -246,10 +246,10 @@ def _homes(
     variables = analysis.training.variables
     for name, splits in strategy.variables.items():
         if name not in variables:
-            fix = f"use one of {_some(variables)}, or remove the entry"
+            fix = f"use one of {some_of(variables)}, or remove the entry"
             raise BadStrategy(f"unknown variable {name!r}", at=f"variables: {name}", fix=fix)
         if unknown := splits.keys() - set(names):
-            fix = f"use one of {_some(names)}"
+            fix = f"use one of {some_of(names)}"
             raise BadStrategy(f"unknown mesh axis {min(unknown)!r}", at=f"variables: {name}", fix=fix)
         shape = variables[name].shape
         for axis, split in splits.items():
@@ -303,105 +303,3 @@ def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
         fix = "`partc inspect --groups` lists the names; `*` stands for any part of one"
         raise BadStrategy(f"no op is called {config.op!r}", at=f"{at}: op", fix=fix)
     return nodes
-
-
-def _named_split(config: OpConfig, strategy: Strategy, mesh: Mesh, at: str) -> dict[str, int | str]:
-    """Return what an entry splits; of devices of its own, along which axes."""
-    if config.devices:
-        return dict(own_axes(config, strategy, names_of(mesh), at))
-    assert config.split is not None, "it was left out"
-    return config.split
-
-
-def _wishes_of(
-    analysis: Analysis, node: gs.Node, split: Mapping[str, int | str], mesh: Mesh, at: str
-) -> dict[int, Wish]:
-    """Return what a node splits along every mesh axis: nothing along those that are not named."""
-    wishes = {axis: Wish(None) for axis in range(len(mesh.grid))}
-    known = node_facts(node, analysis.facts, analysis.zeros)
-    asked = [whole_axis(node) for _ in mesh.axes]
-    for dimension, parts in split.items():
-        where = f"{at}: split: {dimension}"
-        wish = _wish(node, analysis.facts, dimension, where)
-        for axis in _mesh_axes(mesh, parts, wishes, where):
-            if mesh.size(axis) == 1:
-                continue
-            if wish is None:
-                _check_divides_samples(mesh, axis, where)
-                del wishes[axis]
-                continue
-            wishes[axis] = wish
-            decision = decide_by_wish(known, wish, mesh.size(axis))
-            asked[axis] = decision or whole_axis(node)
-            if decision is None or not divides(mesh, known, decide_axes(mesh, asked)):
-                parts_asked = prod(mesh.size(a) for a, other in wishes.items() if other == wish)
-                raise BadStrategy(
-                    f"{node.op} {node.name!r} cannot split {dimension} into {parts_asked} parts",
-                    at=where,
-                    fix="`partc inspect --groups` lists what each op may split",
-                )
-    return wishes
-
-
-def _check_divides_samples(mesh: Mesh, axis: int, at: str) -> None:
-    if axis != REPLICAS:
-        raise BadStrategy(
-            f"samples along {mesh.axes[axis][0]!r}, which does not tell replicas apart",
-            at=at,
-            fix=f"divide them along {mesh.axes[REPLICAS][0]!r}, the mesh's first axis",
-        )
-
-
-def _wish(node: gs.Node, facts: Facts, dimension: str, at: str) -> Wish | None:
-    """Return what a dimension means for a node; None for the samples, which data parallelism splits."""
-    found = DIMENSION.fullmatch(dimension)
-    if found is None:
-        fix = "write batch, out:A or in:I:A, with /N behind it for the factor behind N blocks"
-        raise BadStrategy(f"no dimension {dimension!r}", at=at, fix=fix)
-    if dimension == BATCH:
-        return None
-    is_output = found["out"] is not None
-    operand = None if is_output else int(found["operand"])
-    if operand is not None and operand >= len(node.inputs):
-        fix = f"it has operands 0 to {len(node.inputs) - 1}"
-        raise BadStrategy(f"{node.name!r} has no operand {operand}", at=at, fix=fix)
-    axis = int(found["out"] if is_output else found["axis"])
-    tensor = node.outputs[0] if operand is None else node.inputs[operand]
-    if axis >= (rank := len(facts.shape(tensor.name))):
-        fix = f"axes count from 0: {tensor.name!r} has {rank}"
-        raise BadStrategy(f"{node.name!r} has no dimension {dimension}", at=at, fix=fix)
-    return Wish(Split(axis, int(found["outer"] or 1)), operand, at)
-
-
-def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) -> list[int]:
-    """Return the mesh axes that a dimension is split along."""
-    names = [name for name, _ in mesh.grid]
-    if isinstance(parts, str):
-        if unknown := [name for name in parts.split("*") if name not in names]:
-            raise BadStrategy(f"unknown mesh axis {unknown[0]!r}", at=at, fix=f"use one of {_some(names)}")
-        asked = [names.index(name) for name in parts.split("*")]
-        if taken := [a for n, a in enumerate(asked) if a in asked[:n] or _is_taken(used, a)]:
-            raise BadStrategy(
-                f"mesh axis {names[taken[0]]!r} splits two dimensions of one op",
-                at=at,
-                fix="name each axis once for an op",
-            )
-        return asked
-    free = [a for a in range(len(names)) if not _is_taken(used, a) and mesh.size(a) == parts]
-    if not free and parts != 1:
-        sizes = ", ".join(f"{name} has {size}" for name, size in mesh.grid)
-        raise BadStrategy(
-            f"no mesh axis of {parts} parts is left", at=at, fix=f"use those there are: {sizes}"
-        )
-    return free[:1]
-
-
-def _is_taken(used: Mapping[int, Wish], axis: int) -> bool:
-    """Tell whether an axis splits a dimension already; one that divides samples has no wish."""
-    return axis not in used or used[axis].split is not None
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
-    return f"{', '.join(repr(name) for name in listed[:10])}{more}"

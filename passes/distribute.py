@@ -83,11 +83,6 @@ def lay_out(
     return graph
 
 
-def configuration_of(analysis: Analysis, strategy: Strategy) -> Configuration:
-    """Return what a strategy asks for: what operators' own devices divide of parameters is kept in parts."""
-    return _configured(analysis, strategy, {})[0]
-
-
 def lay_out_strategy(
     analysis: Analysis, strategy: Strategy, samples: dict[int, Mapping[str, Wish]] | None = None
 ) -> LaidOutGraph:

@@ -157,6 +157,13 @@ def one_of(valid: Iterable[str], given: str) -> str:
     return f"use one of {', '.join(names)}" + (f"; {meant!r} is the nearest" if meant else "")
 
 
+def some_of(names: Iterable[str]) -> str:
+    """List names for an error, the first ten of many."""
+    listed = list(names)
+    more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
+    return f"{', '.join(repr(name) for name in listed[:10])}{more}"
+
+
 @contextmanager
 def one_tree(is_another: Callable[[Exception], bool] = lambda error: False) -> Iterator[None]:
     """Let nothing but errors of this tree out: of files, of memory, and what nobody foresaw.

@@ -6,15 +6,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from partc.compiler.commands.command_line.declare import declare
-from partc.compiler.commands.command_line.grouped_help import GroupedGroup
-from partc.compiler.commands.console import answer, show, tell, working_on
-from partc.compiler.commands.graph_arguments import (
+from partc.compiler.commands.arguments.shared_arguments import (
     CheckpointsOption,
     OutArgument,
     PlanArgument,
     checkpoints_of,
 )
+from partc.compiler.commands.command_line.declare import declare
+from partc.compiler.commands.command_line.grouped_help import GroupedGroup
+from partc.compiler.commands.console import answer, show, tell, working_on
 from partc.compiler.commands.results.trainings import CheckpointEntry, CheckpointList, Exported
 from partc.compiler.output.deploy import write_forward_model
 from partc.compiler.output.output_paths import check_output_file

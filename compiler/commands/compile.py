@@ -3,16 +3,15 @@
 from pathlib import Path
 
 from partc.compiler.api import compile_step, decide_step
-from partc.compiler.commands import compile_arguments as arguments
-from partc.compiler.commands.arguments import (
+from partc.compiler.commands.arguments import compile_arguments as arguments
+from partc.compiler.commands.arguments.parse_options import (
     choose_aggregation,
     parse_bytes,
     parse_mechanisms,
     parse_seconds,
     parse_sizes,
 )
-from partc.compiler.commands.console import answer, note, tell, working_on
-from partc.compiler.commands.graph_arguments import (
+from partc.compiler.commands.arguments.shared_arguments import (
     AxesArgument,
     InitialArgument,
     LossArgument,
@@ -25,6 +24,7 @@ from partc.compiler.commands.graph_arguments import (
     graph_options,
     sample_of,
 )
+from partc.compiler.commands.console import answer, note, tell, working_on
 from partc.compiler.commands.results.plans import ComparedStrategy, Compiled, Decided, RankMemory
 from partc.compiler.comparison.what_if_rows import what_if_lines
 from partc.compiler.compilation import Compilation
@@ -117,6 +117,8 @@ def _warnings(compilation: Compilation) -> list[str]:
         warnings.append(
             f"gradients are rounded to {rounding} before they are sent: not what one device trains"
         )
+    if compilation.uneven_stages:
+        warnings.append(compilation.uneven_stages)
     return [*warnings, *unusable_gpus(compilation.cluster)]
 
 
@@ -160,8 +162,9 @@ def _record(compilation: Compilation, out: Path, warnings: list[str]) -> Compile
 def _print_summary(compilation: Compilation, out: Path, warnings: list[str]) -> None:
     log = compilation.watch.write(out)
     methods = [choice.method for choice in compilation.strategy.parameters.values()]
-    method_counts = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
-    note(f"parameters: {method_counts}")
+    if compilation.plan.replicas > 1 or compilation.plan.asynchronous or not compilation.strategy.has_meshes:
+        method_counts = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
+        note(f"parameters: {method_counts}")
     _print_mesh(compilation)
     _print_compared(compilation)
     if compilation.partitions is not None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from partc.compiler.commands.arguments import parse_sizes
+from partc.compiler.commands.arguments.parse_options import parse_sizes
 from partc.compiler.commands.console import answer, refuse_json, tell
 from partc.compiler.commands.results.plans import Materialised
 from partc.compiler.output.materialise import materialise, read_central_plan, read_decisions

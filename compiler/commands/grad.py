@@ -1,16 +1,16 @@
 """The command `partc grad`: forward.onnx -> train.onnx."""
 
-from partc.compiler.commands import grad_arguments as arguments
-from partc.compiler.commands.arguments import parse_batch_size
-from partc.compiler.commands.console import answer, note, tell, working_on
-from partc.compiler.commands.results.models import StepWritten
-from partc.compiler.commands.update_arguments import (
+from partc.compiler.commands.arguments import grad_arguments as arguments
+from partc.compiler.commands.arguments.parse_options import parse_batch_size
+from partc.compiler.commands.arguments.parse_update_options import (
     parse_groups,
     parse_loss_scale,
     parse_optimizer,
     parse_parameters,
     parse_schedule,
 )
+from partc.compiler.commands.console import answer, note, tell, working_on
+from partc.compiler.commands.results.models import StepWritten
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.clipping import Clipping
 from partc.compiler.differentiation.updates.schedules import Warmup

@@ -7,9 +7,8 @@ import typer
 from rich.text import Text
 
 from partc.compiler.api import inspect
-from partc.compiler.commands.arguments import parse_sizes
-from partc.compiler.commands.console import answer, show, working_on
-from partc.compiler.commands.graph_arguments import (
+from partc.compiler.commands.arguments.parse_options import parse_sizes
+from partc.compiler.commands.arguments.shared_arguments import (
     AxesArgument,
     InitialArgument,
     LossArgument,
@@ -21,6 +20,7 @@ from partc.compiler.commands.graph_arguments import (
     graph_options,
     sample_of,
 )
+from partc.compiler.commands.console import answer, show, working_on
 from partc.compiler.commands.results.models import Inspected
 from partc.compiler.options import SAMPLE_STEPS
 

@@ -10,11 +10,9 @@ import msgspec
 import typer
 
 from partc.compiler.api import kernels_of
-from partc.compiler.commands import compile_arguments as arguments
-from partc.compiler.commands.arguments import parse_seconds, parse_sizes
-from partc.compiler.commands.command_line import panels
-from partc.compiler.commands.console import answer, note, progress_of, tell, working_on
-from partc.compiler.commands.graph_arguments import (
+from partc.compiler.commands.arguments import compile_arguments as arguments
+from partc.compiler.commands.arguments.parse_options import parse_seconds, parse_sizes
+from partc.compiler.commands.arguments.shared_arguments import (
     AxesArgument,
     InitialArgument,
     LossArgument,
@@ -23,6 +21,8 @@ from partc.compiler.commands.graph_arguments import (
     TrainArgument,
     graph_options,
 )
+from partc.compiler.commands.command_line import panels
+from partc.compiler.commands.console import answer, note, progress_of, tell, working_on
 from partc.compiler.commands.results.machines import Profiled, ProfiledDevice
 from partc.compiler.kernel_times.list_kernels import StepKernels
 from partc.compiler.kernel_times.measure_kernels import measure_kernels, source_here

@@ -2,22 +2,20 @@
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
-from partc.compiler.commands.arguments import parse_endpoint, parse_interval, parse_steps
-from partc.compiler.commands.command_line import panels
-from partc.compiler.commands.console import Advance, answer, note, progress_of, tell
-from partc.compiler.commands.graph_arguments import (
+from partc.compiler.commands.arguments import run_arguments as arguments
+from partc.compiler.commands.arguments.parse_options import parse_endpoint, parse_interval, parse_steps
+from partc.compiler.commands.arguments.shared_arguments import (
     CheckpointsOption,
     DataArgument,
     PlanArgument,
     TraceArgument,
     checkpoints_of,
 )
+from partc.compiler.commands.console import Advance, answer, note, progress_of, tell
 from partc.compiler.commands.results.trainings import Trained
 from partc.compiler.comparison.explain_run import ExplainedRun, explain_run
 from partc.compiler.output.deploy import write_trained_model
@@ -53,88 +51,22 @@ EPILOG = (
 
 def run_command(
     out: PlanArgument,
-    steps: Annotated[int, typer.Option(help="How many steps to train, with those of a resumed training.")],
+    steps: arguments.Steps,
     data: DataArgument = "synthetic",
-    shuffle: Annotated[
-        bool,
-        typer.Option(
-            "--shuffle",
-            help="Shuffle the samples of files, in every epoch anew, by the seed.",
-            rich_help_panel=panels.DATA,
-        ),
-    ] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="The seed of synthetic data and of what a step draws: 0, if none is given.",
-            rich_help_panel=panels.DATA,
-        ),
-    ] = None,
-    save_every: Annotated[
-        str,
-        typer.Option(
-            help="Save a checkpoint after every so many steps, or seconds: 1000, 90s, 10min.",
-            rich_help_panel=panels.CHECKPOINTS,
-        ),
-    ] = "",
-    keep: Annotated[
-        int, typer.Option(min=1, help="How many checkpoints stay.", rich_help_panel=panels.CHECKPOINTS)
-    ] = 3,
+    shuffle: arguments.Shuffle = False,
+    seed: arguments.Seed = None,
+    save_every: arguments.SaveEvery = "",
+    keep: arguments.Keep = 3,
     checkpoints: CheckpointsOption = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on from the newest checkpoint that is whole.",
-            rich_help_panel=panels.CHECKPOINTS,
-        ),
-    ] = False,
-    restarts: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="How often to go on from the last checkpoint when a rank failed: 0, if nothing is said. "
-            "How often each asynchronous worker that died is started again: 3.",
-            rich_help_panel=panels.FAULTS,
-        ),
-    ] = None,
-    min_hosts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="With --restarts: go on without hosts that are lost, with so many at least.",
-            rich_help_panel=panels.FAULTS,
-        ),
-    ] = 0,
-    on_nan: Annotated[
-        Literal["stop", "continue"],
-        typer.Option(help="What to do when the loss is not finite.", rich_help_panel=panels.FAULTS),
-    ] = "stop",
-    timeout: Annotated[
-        float, typer.Option(help="Seconds without progress that end the run.", rich_help_panel=panels.FAULTS)
-    ] = 600.0,
+    resume: arguments.Resume = False,
+    restarts: arguments.Restarts = None,
+    min_hosts: arguments.MinHosts = 0,
+    on_nan: arguments.OnNan = "stop",
+    timeout: arguments.Timeout = 600.0,
     trace: TraceArgument = None,
-    trace_steps: Annotated[
-        str,
-        typer.Option(
-            help="The steps that a trace shows: 3, the last three; 100-105,500, these; 500-500, that one.",
-            metavar="STEPS",
-            rich_help_panel=panels.WATCHED,
-        ),
-    ] = "3",
-    staleness: Annotated[
-        int | None,
-        typer.Option(help="Of an asynchronous plan: the most steps a worker may be ahead of the slowest."),
-    ] = None,
-    metrics_port: Annotated[
-        str,
-        typer.Option(
-            help="Answer Prometheus on this port, to this machine alone unless an address is given: 9400, "
-            "0.0.0.0:9400.",
-            metavar="[ADDRESS:]PORT",
-            rich_help_panel=panels.WATCHED,
-        ),
-    ] = "",
+    trace_steps: arguments.TraceSteps = "3",
+    staleness: arguments.Staleness = None,
+    metrics_port: arguments.MetricsEndpoint = "",
 ) -> int:
     """Train: one executor daemon per device; save the trained variables."""
     place = take_place()
@@ -145,35 +77,18 @@ def run_command(
         check_place(place, len(folder.plan.ranks), restarts or 0, bool(folder.plan.asynchronous))
     steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
     kept = checkpoints_of(out, checkpoints).resolve()
-    if min_hosts and not restarts:
-        raise BadUsage(
-            "nothing is started again without --restarts",
-            at=f"--min-hosts {min_hosts}",
-            fix="say how often: --restarts 3",
-        )
-    left = HostsLeft(folder, min_hosts, note)
+    _check_min_hosts(min_hosts, restarts)
     traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else _untold(folder.plan)
     endpoint = parse_endpoint(metrics_port, "--metrics-port")
-    last_loss = _LastLoss()
-    with ExitStack() as at_the_end:
-        hears: list[OnProgress] = []
-        if endpoint is not None:
-            port = at_the_end.enter_context(MetricsPort(*endpoint, samples_of_step(_plan_of_samples(folder))))
-            note(f"metrics: {port.url}")
-            hears.append(port.hear)
-        hears.append(last_loss.hear)
-        hears.append(_showing(at_the_end.enter_context(progress_of("training", steps)), lambda: left.folder))
-
-        def on_progress(told: Told) -> None:
-            for hear in hears:
-                hear(told)
+    hosts_left, last_loss = HostsLeft(folder, min_hosts, note), _LastLoss()
+    with _telling(hosts_left, steps, endpoint, last_loss) as on_progress:
 
         def restart(text: str) -> None:
             note(text)
             on_progress(Restarted("all ranks"))
 
         def train(resume: bool) -> TrainingResult:
-            return Runner(left.folder, place=place).train(
+            return Runner(hosts_left.folder, place=place).train(
                 data,
                 steps,
                 shuffle=shuffle,
@@ -191,8 +106,17 @@ def run_command(
                 tells_waiting=endpoint is not None,
             )
 
-        result = train_with_restarts(train, restarts or 0, resume, restart, look=left.look)
-    return _tell_result(left.folder, result, steps, kept, trace, last_loss.loss)
+        result = train_with_restarts(train, restarts or 0, resume, restart, look=hosts_left.look)
+    return _tell_result(hosts_left.folder, result, steps, kept, trace, last_loss.loss)
+
+
+def _check_min_hosts(min_hosts: int, restarts: int | None) -> None:
+    if min_hosts and not restarts:
+        raise BadUsage(
+            "nothing is started again without --restarts",
+            at=f"--min-hosts {min_hosts}",
+            fix="say how often: --restarts 3",
+        )
 
 
 class _LastLoss:
@@ -204,6 +128,29 @@ class _LastLoss:
         """Take in what a job tells."""
         if isinstance(told, Progress):
             self.loss = told.loss
+
+
+@contextmanager
+def _telling(
+    hosts_left: HostsLeft, steps: int, endpoint: tuple[str, int] | None, last_loss: _LastLoss
+) -> Iterator[OnProgress]:
+    """Tell what a job tells to everyone who hears it: the terminal, Prometheus, and the last loss."""
+    hears: list[OnProgress] = []
+    with ExitStack() as at_the_end:
+        if endpoint is not None:
+            samples = samples_of_step(_plan_of_samples(hosts_left.folder))
+            port = at_the_end.enter_context(MetricsPort(*endpoint, samples))
+            note(f"metrics: {port.url}")
+            hears.append(port.hear)
+        hears.append(last_loss.hear)
+        advance = at_the_end.enter_context(progress_of("training", steps))
+        hears.append(_showing(advance, lambda: hosts_left.folder))
+
+        def on_progress(told: Told) -> None:
+            for hear in hears:
+                hear(told)
+
+        yield on_progress
 
 
 def _tell_result(

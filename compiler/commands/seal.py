@@ -1,7 +1,7 @@
 """`partc seal`: accept a plan that was edited by hand."""
 
+from partc.compiler.commands.arguments.shared_arguments import PlanArgument
 from partc.compiler.commands.console import answer, note, tell
-from partc.compiler.commands.graph_arguments import PlanArgument
 from partc.compiler.commands.results.plans import Sealed
 from partc.runtime.plan.plan_folder import seal_plan_folder
 

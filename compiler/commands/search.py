@@ -6,11 +6,9 @@ from typing import Annotated
 import typer
 
 from partc.compiler.api import search
-from partc.compiler.commands import compile_arguments as arguments
-from partc.compiler.commands.arguments import parse_seconds, parse_sizes
-from partc.compiler.commands.command_line import panels
-from partc.compiler.commands.console import answer, note, tell
-from partc.compiler.commands.graph_arguments import (
+from partc.compiler.commands.arguments import compile_arguments as arguments
+from partc.compiler.commands.arguments.parse_options import parse_seconds, parse_sizes
+from partc.compiler.commands.arguments.shared_arguments import (
     AxesArgument,
     InitialArgument,
     LossArgument,
@@ -19,6 +17,8 @@ from partc.compiler.commands.graph_arguments import (
     TrainArgument,
     graph_options,
 )
+from partc.compiler.commands.command_line import panels
+from partc.compiler.commands.console import answer, note, tell
 from partc.compiler.commands.results.plans import StrategyFound
 from partc.compiler.options import SEARCH_BUDGET, Options, SearchOptions
 from partc.compiler.output.output_paths import check_output_file

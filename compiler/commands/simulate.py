@@ -8,9 +8,9 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
-from partc.compiler.commands.compile_arguments import ProfileFile
+from partc.compiler.commands.arguments.compile_arguments import ProfileFile
+from partc.compiler.commands.arguments.shared_arguments import PlanArgument, TraceArgument
 from partc.compiler.commands.console import answer, note, show, tell, working_on
-from partc.compiler.commands.graph_arguments import PlanArgument, TraceArgument
 from partc.compiler.commands.results.plans import HostTraffic, LinkLoad, RankLoad, Simulated
 from partc.compiler.comparison.price_plan import price_timeline
 from partc.compiler.kernel_times.measure_segments import cache_file, measure_segments

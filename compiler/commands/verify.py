@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from partc.compiler.commands.arguments.shared_arguments import DataArgument, PlanArgument
 from partc.compiler.commands.console import answer, progress_of, show, tell
-from partc.compiler.commands.graph_arguments import DataArgument, PlanArgument
 from partc.compiler.commands.results.plans import CheckedLoss, CheckedVariable, Verified
 from partc.compiler.verification.verify import VerifyReport, verify
 

@@ -53,18 +53,15 @@ def _in_any_plan(term: Term) -> str:
 def explain(before: Side, after: Side, differences: Iterable[Difference]) -> str:
     """Return why the second step is quicker or slower: the largest differences, of either sign."""
     total_s = after.record.account.step_s - before.record.account.step_s
+    samples = before.record.samples, after.record.samples
+    trains = f". A trains {samples[0]} samples a step, B {samples[1]}" if samples[0] != samples[1] else ""
     if abs(total_s) <= AS_QUICK * before.record.account.step_s:
-        return "both take as long"
+        return f"both take as long{trains}"
     towards = [d for d in differences if d.seconds * total_s > 0 and abs(d.seconds) > abs(total_s) / 20]
     against = [d for d in differences if d.seconds * total_s < 0 and abs(d.seconds) > abs(total_s) / 10]
     words = f"{seconds(abs(total_s))} a step {'more' if total_s > 0 else 'less'}: {_listed(towards)}"
     words += f"; against that {_listed(against)}" if against else ""
-    samples = before.record.samples, after.record.samples
-    return (
-        words
-        if samples[0] == samples[1]
-        else f"{words}. A trains {samples[0]} samples a step, B {samples[1]}"
-    )
+    return words + trains
 
 
 def _listed(differences: list[Difference]) -> str:

@@ -9,13 +9,9 @@ from partc.cost.step_account import RATED_BYTES, Difference
 LEAST_S = 1e-8  # less is what sums of floats leave
 KINDS = {
     "compute": "computing",
-    "core": "waiting for a core",
-    "sharing": "fewer cores than cluster.json says",
+    "core": "waiting for a core:",
+    "sharing": "fewer cores than cluster.json says:",
     "transfer": "waiting for",
-    "start": "",
-    "store": "",
-    "data": "",
-    "between": "",
 }
 
 
@@ -23,7 +19,6 @@ KINDS = {
 class DifferenceRow:
     """What one thing adds to two steps."""
 
-    kind: str
     what: str
     before: str
     after: str
@@ -35,8 +30,7 @@ def difference_rows(differences: Sequence[Difference], sides: tuple[str, str]) -
     """Return differences in words. `sides`: what the two steps are called."""
     return tuple(
         DifferenceRow(
-            KINDS[difference.kind],
-            difference.what,
+            " ".join(filter(None, (KINDS.get(difference.kind, ""), difference.what))),
             seconds(difference.before_s),
             seconds(difference.after_s),
             signed(difference.seconds),
@@ -70,9 +64,9 @@ def _remark(difference: Difference, sides: tuple[str, str]) -> str:
 def sum_row(what: str, differences: Sequence[Difference]) -> DifferenceRow:
     """Return several differences as one."""
     before_s, after_s = sum(d.before_s for d in differences), sum(d.after_s for d in differences)
-    return DifferenceRow("", what, seconds(before_s), seconds(after_s), signed(after_s - before_s), "")
+    return DifferenceRow(what, seconds(before_s), seconds(after_s), signed(after_s - before_s), "")
 
 
 def total_row(before_s: float, after_s: float) -> DifferenceRow:
     """Return what all differences come to."""
-    return DifferenceRow("", "the step", seconds(before_s), seconds(after_s), signed(after_s - before_s), "")
+    return DifferenceRow("the step", seconds(before_s), seconds(after_s), signed(after_s - before_s), "")

@@ -70,10 +70,7 @@ def _differences(comparison: Comparison) -> ComparedTable:
     if others:
         rows.append(sum_row(f"{len(others)} more", others))
     rows.append(total_row(comparison.before.account.step_s, comparison.after.account.step_s))
-    texts = [
-        (" ".join(filter(None, (row.kind, row.what))), row.before, row.after, row.difference, row.remark)
-        for row in rows
-    ]
+    texts = [(row.what, row.before, row.after, row.difference, row.remark) for row in rows]
     columns = ("On the critical path", "A", "B", "Difference", "Where")
     return ComparedTable("Why", columns, (1, 2, 3), tuple(texts))
 

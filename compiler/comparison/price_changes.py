@@ -5,10 +5,12 @@ same decisions, lowered and scheduled alike, without the files.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from partc.compiler.comparison.list_changes import Change, batch_sizes, list_changes
+from partc.compiler.comparison.price_in_processes import price_in_processes
 from partc.compiler.comparison.price_plan import price_plan, price_timeline
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
@@ -26,9 +28,11 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import InputError, NoPlacement
 from partc.runtime.log import silent_log
 
-# Compiled anew are changes of so many nodes together, a minute or so on two cores; at least some.
-COMPILED_NODES = 12_000
+# Compiled anew are changes of so many nodes together, some two minutes on two cores; at least some.
+COMPILED_NODES = 300_000
 LEAST_COMPILED = 4
+# As how many compilations of a strategy by its name: `auto` decides among several, searches take their time.
+COMPILATIONS = {"auto": 6, "search": 40, "placed": 40}
 
 ShowPriced = Callable[[int, int, str], None]  # changes done, of how many, and which is next
 
@@ -50,14 +54,16 @@ class PriceChanges:
         """Return the step of a compilation whose plan is simulated, and those of all changes."""
         plan, cluster = compilation.plan, compilation.machines
         changes = list_changes(cluster, compilation.options, compilation.training)
-        compiled = self._count_compiled(compilation)
-        found: list[PricedChange] = []
-        for number, change in enumerate(changes):
-            self.show(number, len(changes), f"{change.dimension} {change.value}".rstrip())
-            priced = self._price(change, compilation, compiled > 0)
-            compiled -= not change.reason
-            found.append(priced)
-        self.show(len(changes), len(changes), "")
+        compiled = set(self._compiled(changes, compilation))
+        jobs = [partial(self._price, change, compilation, change in compiled) for change in changes]
+
+        def show(done: int) -> None:
+            following = changes[done] if done < len(changes) else None
+            name = "" if following is None else f"{following.dimension} {following.value}".rstrip()
+            self.show(done, len(changes), name)
+
+        show(0)
+        found = price_in_processes(jobs, show)
         price = price_timeline(plan, cluster, compilation.timeline)
         hosts, batch = (
             len(cluster.hosts),
@@ -65,11 +71,20 @@ class PriceChanges:
         )
         return WhatIf(WHAT_IF_FORMAT, price, describe_decisions(compilation), hosts, batch, tuple(found))
 
-    def _count_compiled(self, compilation: Compilation) -> int:
-        """Return how many changes are compiled anew."""
+    def _compiled(self, changes: list[Change], compilation: Compilation) -> Iterator[Change]:
+        """Yield the changes that are compiled anew: the first ones, and those behind them that are quick."""
+        left = COMPILED_NODES // max(1, len(compilation.training.graph.nodes))
         if len(ranks_of(self.cluster)) >= MANY_RANKS:
-            return LEAST_COMPILED
-        return max(LEAST_COMPILED, COMPILED_NODES // max(1, len(compilation.training.graph.nodes)))
+            left = 0
+        some = LEAST_COMPILED
+        for change in changes:
+            if change.reason:
+                continue
+            _, options = change.apply(self.cluster, self.options)
+            takes = COMPILATIONS.get(str(options.strategy), 1)
+            if takes <= left or some > 0:
+                yield change
+                left, some = left - takes, some - 1
 
     def _price(self, change: Change, compilation: Compilation, is_compiled: bool) -> PricedChange:
         told = (change.dimension, change.value, change.meaning)
@@ -81,8 +96,7 @@ class PriceChanges:
             if change.keeps_plan:
                 same_plan = price_plan(compilation.plan, cluster, Measured(kernels=compilation.options.times))
             if not is_compiled:
-                why = "not compiled anew, for the graph is large and other changes came first"
-                return PricedChange(*told, same_plan=same_plan, not_priced=why)
+                return PricedChange(*told, same_plan=same_plan, not_priced=_left_out(change))
             with silent_log():
                 price, decisions = self._compile(cluster, options)
         except (InputError, NoPlacement) as error:
@@ -99,6 +113,13 @@ class PriceChanges:
         check_memory(plan, cluster)
         price = price_plan(plan, cluster, Measured(kernels=compilation.options.times))
         return price, describe_decisions(compilation)
+
+
+def _left_out(change: Change) -> str:
+    """Say how to have the price of a change that is not compiled anew."""
+    how = "that strategy" if change.dimension == "strategy" else "a cluster.json changed so"
+    how = "that --size" if change.dimension == "batch" else how
+    return f"not compiled anew, since the graph is large; `partc compile` with {how} prices it"
 
 
 def describe_decisions(compilation: Compilation) -> str:

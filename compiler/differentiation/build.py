@@ -18,6 +18,7 @@ from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.objective import Objective, state_objective
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.parameters.describe import describe_choice
+from partc.compiler.differentiation.parameters.exporter_merges import undo_merges
 from partc.compiler.differentiation.updates.loss_scaling import scale_loss
 from partc.compiler.differentiation.updates.make_updates import make_updates
 from partc.compiler.differentiation.updates.master_weights import half_parameters, keep_masters
@@ -58,12 +59,13 @@ def build_training_graph(
     """
     _check_options(batch_size, reinit, optimizer)
     check_model(forward, folder)
+    forward = undo_merges(forward, folder)
     with _of_reasonable_size(forward):
         if clip_global_norm is not None:
             update = replace(update, clipping=replace(update.clipping, global_norm=clip_global_norm))
         objective = state_objective(forward, loss, batch_size, ignore_index, parameters, folder)
         if tell is not None:
-            for line in describe_choice(forward, objective.types, objective.decisions):
+            for line in describe_choice(objective.types, objective.decisions):
                 tell(line)
         if update.loss_scale is not None and (halves := _half_parameters(objective)):
             wide = keep_masters(forward, halves, folder)

@@ -20,6 +20,7 @@ from partc.compiler.differentiation.parameters.choose_parameters import Paramete
 from partc.compiler.differentiation.parameters.decide import decide_parameters
 from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict
 from partc.compiler.differentiation.parameters.exporter_facts import ExporterFacts, exporter_facts
+from partc.compiler.differentiation.parameters.exporter_merges import undo_merges
 from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
 from partc.compiler.differentiation.tensor_types import Size, Types, check_shapes, infer_types, type_of
 from partc.compiler.model_files.check_tensors import refuse_empty_batch
@@ -90,7 +91,7 @@ def weigh_parameters(
     forward: onnx.ModelProto, loss: str, folder: Path | None = None
 ) -> Mapping[str, ParameterDecision]:
     """Return what the file alone tells of the float tensors that move the loss. Raises as state_objective."""
-    return _prepare(forward, loss, None, None, folder).decisions
+    return _prepare(undo_merges(forward, folder), loss, None, None, folder).decisions
 
 
 def _prepare(

@@ -13,7 +13,7 @@ import msgspec
 import onnx
 
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
-from partc.runtime.errors import BadModel, BadUsage
+from partc.runtime.errors import BadModel
 from partc.runtime.plan.members import Holds
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.record import Record
@@ -64,21 +64,6 @@ def _decode(text: bytes, at: str) -> Bindings:
             at=at,
             fix='write {"state": {"variable": "its next value", ...}, ...}',
         ) from error
-
-
-def parse_state(text: str) -> dict[str, str]:
-    """Return the bindings of `--state in=out,in=out`. Raises BadUsage."""
-    state: dict[str, str] = {}
-    for pair in filter(None, (pair.strip() for pair in text.split(","))):
-        variable, separator, following = pair.partition("=")
-        if not (variable and separator and following):
-            raise BadUsage(
-                f"{pair!r} binds nothing",
-                at=f"--state {text}",
-                fix="write variable=output, separated by commas, as --state W=W_next,b=b_next",
-            )
-        state[variable] = following
-    return state
 
 
 def bindings_of(graph: TrainingGraph) -> Bindings:

@@ -59,6 +59,7 @@ from partc.compiler.options import GraphOptions
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.infer_shapes import infer_shapes
+from partc.passes.graph.operation_builder import OperationBuilder
 from partc.passes.graph.simplify import expand_casts, simplify
 from partc.passes.graph.training_graph import IR_VERSION, Gradient, InitialValue, TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients
@@ -131,6 +132,7 @@ def read_training_graph(
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             load_external_data_for_tensor(tensor, str(folder))
     declare_loop_outputs(model.graph)
+    _name_outputs(model.graph)
     model = _upgrade(model)
     outline_bodies(model)
     _name_nodes(model.graph)  # the converter's nodes have none
@@ -218,6 +220,15 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
         while node.name in used_names:
             node.name += "_"
         used_names.add(node.name)
+
+
+def _name_outputs(graph: onnx.GraphProto) -> None:
+    """Name the outputs that nodes leave out, so that no input that is left out seems to read one."""
+    names = OperationBuilder(name for node in graph.node for name in (*node.input, *node.output))
+    for node in graph.node:
+        while len(node.output) > 1 and not node.output[-1]:
+            node.output.pop()
+        node.output[:] = [name or names.fresh(f"{node.name}.left_out") for name in node.output]
 
 
 def _set_own_ops_apart(model: onnx.ModelProto) -> onnx.ModelProto:

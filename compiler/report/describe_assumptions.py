@@ -44,8 +44,10 @@ def describe_inputs(plan: Plan) -> tuple[Input, ...]:
 def _samples(item: DataInput, plan: Plan) -> str:
     if item.sample_axis is None:
         return "none: all replicas read the same values"
+    if plan.replicas == 1:
+        return f"axis {item.sample_axis}: one replica reads all"
     if plan.batch == "global":
-        return f"axis {item.sample_axis}: each replica reads 1/{plan.replicas}"
+        return f"axis {item.sample_axis}: each replica reads one of {plan.replicas} parts"
     return f"axis {item.sample_axis}: each replica reads its own"
 
 

@@ -42,7 +42,7 @@ def describe_headline(
     return Headline(
         model=model,
         cluster=cluster.name,
-        machines=_machines(cluster),
+        machines=_machines(compilation.cluster),
         batch=_rounding(compilation.plan) + _batch(compilation.plan),
         strategy=_of_mesh(compilation)
         if compilation.strategy.has_meshes
@@ -75,7 +75,8 @@ def _batch(plan: Plan) -> str:
             f"Asynchronous: {plural(len(plan.asynchronous), 'worker')} train on samples of their own and "
             "wait for nobody, so the result is not the single device’s. Every push is applied once, and "
             "by all servers or by none; what a worker computes with may be older, by no "
-            "more steps than --staleness allows. What follows is one worker’s session with all servers."
+            "more steps than the option \u2011\u2011staleness allows. What follows is one worker’s session "
+            "with all servers."
         )
     if plan.batch == "global":
         return (
@@ -113,8 +114,11 @@ def _of_mesh(compilation: Compilation) -> str:
     amount = size(sum(choice.bytes for choice in choices))
     parted = sum(choice.variable in compilation.strategy.variables for choice in choices)
     kinds = join_words(_kinds(list(choices))) or "no parameter"
-    kept = f"{parted} of them kept in parts" if parted else "each kept whole"
-    return f"{kinds} ({amount}) on a mesh of {grid}, {kept}."
+    if parted:
+        kept = f"{parted} of them kept in parts"
+    else:
+        kept = "each whole in one stage" if compilation.strategy.stages > 1 else "each kept whole"
+    return f"{kinds} ({amount}), {kept}, on a mesh of {grid}."
 
 
 def _strategy(choices: tuple[Choice, ...]) -> str:
@@ -144,6 +148,7 @@ def _figures(compilation: Compilation, traffic: StepTraffic) -> tuple[Figure, ..
     sent = [sent for _, sent in traffic.hosts.values()]
     parameters = sum(choice.bytes for choice in compilation.costs.choices)
     servers = sum(is_server(plan, rank) for rank in plan.ranks)
+    idle = sum(rank.replica is None and not is_server(plan, rank) for rank in plan.ranks)
     samples = samples_per_step(plan)
     speed = f"{count(samples / step_s)} samples/s" if samples and step_s else "samples per step unknown"
     return (
@@ -156,6 +161,7 @@ def _figures(compilation: Compilation, traffic: StepTraffic) -> tuple[Figure, ..
             "Ranks",
             count(len(plan.ranks)),
             f"{_workers(plan)}, {plural(servers, 'server') if servers else 'no server'}"
+            + (f", {idle} with nothing to do" if idle else "")
             + (" in one session" if plan.asynchronous else ""),
         ),
     )

@@ -25,7 +25,7 @@ from partc.runtime.plan.program import Plan, Run, Start
 _BEGIN, _END = "<!-- measured -->", "<!-- /measured -->"
 _EARLIER = re.compile(rf"{_BEGIN}.*?{_END}\n?", re.DOTALL)
 _PREDICTED = re.compile(r'<section id="timeline".*?</section>\n?', re.DOTALL)
-_ALL_PREDICTED = "made before anything ran."
+_ALL_PREDICTED = ", made before anything ran."
 _LINK = '<a href="#timeline">Timeline</a>'
 SCRIPTS = ("unpack.js", "timeline.js")  # that draw a timeline
 MOST_ROWS = 12
@@ -47,7 +47,7 @@ def with_measured(page: str, plan: Plan, record: MeasuredRun, timeline: Timeline
     section = render_part("measured.html", values)
     page = f"{page[: predicted.end()]}{_BEGIN}{section}{_END}\n{page[predicted.end() :]}"
     page = page.replace(_LINK, f'{_LINK}{_BEGIN}<a href="#measured">Measured</a>{_END}', 1)
-    but = ' But for <a href="#measured">what a run measured</a>.'
+    but = ' <a href="#measured">A run measured</a> a step since.'
     return page.replace(_ALL_PREDICTED, f"{_ALL_PREDICTED}{_BEGIN}{but}{_END}", 1)
 
 

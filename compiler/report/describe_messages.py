@@ -19,6 +19,7 @@ from partc.compiler.report.units import count, join_words
 from partc.runtime.plan.program import Plan, Start
 
 NAMES_TOLD = 2
+MICROBATCH = ", micro-batch "  # and its number, which ends a sentence
 
 SHORT = {
     "all_reduce": "AllReduce",
@@ -42,6 +43,10 @@ _WHOM = {
     "servers": "all servers",
     "host": "each host\u2019s workers and server",
 }
+
+
+# Ops that join rows, or lay them out otherwise; Mod: ids that count from the end.
+_LAYING_OUT = ("Concat", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast", "Mod")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +74,14 @@ class MessageNames:
         told = self._tell(start)
         microbatch = re.search(r" #(\d+)$", start.label)
         if microbatch is not None:
-            told += f", micro-batch {int(microbatch[1]) + 1}"
+            told += f"{MICROBATCH}{int(microbatch[1]) + 1}"
         return Words(method_of_label(start.label), SHORT[start.kind], f"{told[0].upper()}{told[1:]}")
 
     def _tell(self, start: Start) -> str:
-        if start.kind in ("gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows"):
+        if start.kind in ("gather_rows", "scatter_rows", "all_to_all_rows"):
             return self._tell_rows(start)
+        if start.kind == "all_gather_rows":
+            return self._tell_gathered(start)
         subject, operation = self.subject(start), start.label.partition(" ")[0]
         whom = _WHOM.get(start.group, _along(start))
         match start.kind:
@@ -109,13 +116,23 @@ class MessageNames:
                 return f"collect the gradients of {name}\u2019s touched rows on each host\u2019s server"
             case "scatter_rows":
                 return f"hand each worker the rows of {name} that it needs"
-            case "all_gather_rows":
-                return f"give every worker the gradients of {name}\u2019s touched rows"
             case _ if asks:
                 return f"ask the servers that own them for rows of {name}"
             case _ if requested:
                 return f"send the rows of {name} to the hosts that asked for them"
         return f"send the gradients of {name}\u2019s touched rows to the servers that own them"
+
+    def _tell_gathered(self, start: Start) -> str:
+        """Tell an AllGatherv: of rows that workers touched, or of any value whose parts differ in size."""
+        if start.senders != start.receivers:
+            return f"hand {self.subject(start)} to {_receivers(start)}"
+        whom = _WHOM.get(start.group, _along(start))
+        table = self._touched_table(self._tensor(start.reads[0]))
+        if table is None:
+            return f"collect the parts of {self.subject(start)} on {whom}"
+        if whom == _WHOM["workers"]:
+            return f"give every worker the gradients of {table}\u2019s touched rows"
+        return f"collect the gradients of {table}\u2019s touched rows on {whom}"
 
     # ------------------------------------------------------------ what is moved
 
@@ -139,6 +156,19 @@ class MessageNames:
         if prefix in self._tables or prefix in self._variables:
             return self._tables.get(prefix, prefix)
         return self._parameter_behind(self._tensor(value))
+
+    def _touched_table(self, tensor: str) -> str | None:
+        """Return the parameter of whose sparse gradient a tensor is a part, laid out otherwise perhaps."""
+        ahead, seen = deque([tensor]), {tensor}
+        while ahead:
+            name = ahead.popleft()
+            if name in self._row_gradients:
+                return self._row_gradients[name]
+            nodes = [node for node in self._readers.get(name, ()) if node.op in _LAYING_OUT]
+            results = [result.name for node in nodes for result in node.outputs]
+            ahead += [result for result in results if result not in seen]
+            seen.update(results)
+        return None
 
     def _parameter_behind(self, tensor: str) -> str:
         """Return the parameter into whose gradient a tensor goes, or else its own name."""
@@ -181,6 +211,16 @@ class MessageNames:
                 if tensor is not None:
                     found[tensor] = gradient.parameter
         return found
+
+    @cached_property
+    def _row_gradients(self) -> dict[str, str]:
+        """Return whose rows or ids a tensor is, of sparse gradients."""
+        return {
+            tensor: gradient.parameter
+            for gradient in self.compilation.analysis.training.gradients.values()
+            for tensor in (gradient.rows, gradient.ids)
+            if tensor is not None
+        }
 
     @cached_property
     def _variables(self) -> frozenset[str]:

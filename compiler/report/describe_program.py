@@ -10,8 +10,9 @@ from pathlib import Path
 import onnx
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.report.describe_messages import MessageNames, Words
+from partc.compiler.report.describe_messages import MICROBATCH, MessageNames, Words
 from partc.compiler.report.units import join_words, operations, plural, size, some_ranges
+from partc.runtime.plan.held_memory import held_bytes
 from partc.runtime.plan.program import (
     Instruction,
     Plan,
@@ -42,6 +43,7 @@ class SegmentRow:
     site: str
     nodes: int
     ops: str
+    is_all: bool  # of the nodes
     work: str
     touched: str
     file_size: str
@@ -92,13 +94,15 @@ def _first_runs(plan: Plan) -> tuple[Run, ...]:
 def _segment(name: str, run: Run, plan: Plan, variable_of: Mapping[str, str], folder: Path) -> SegmentRow:
     path = folder / run.segment
     graph = onnx.load(path, load_external_data=False).graph
-    ops = Counter(op_in_words(node.op_type) for node in graph.node).most_common(MAX_OPS)
+    counted = Counter(op_in_words(node.op_type) for node in graph.node)
+    ops = counted.most_common(MAX_OPS)
     return SegmentRow(
         name=name,
         path=run.segment,
         site=run.site,
         nodes=len(graph.node),
-        ops=", ".join(f"{op}\u00a0×\u00a0{number}" for op, number in ops),
+        ops=", ".join(op if number == 1 else f"{op}\u00a0×\u00a0{number}" for op, number in ops),
+        is_all=0 < len(counted) <= MAX_OPS,
         work=operations(run.flops) if run.flops else "–",
         touched=size(run.touched_bytes),
         file_size=size(path.stat().st_size),
@@ -108,9 +112,11 @@ def _segment(name: str, run: Run, plan: Plan, variable_of: Mapping[str, str], fo
 
 
 def is_server(plan: Plan, rank: Rank) -> bool:
-    """Tell whether a rank keeps a part of a variable that lives on servers."""
-    served = {variable.name for variable in plan.variables if variable.method == "servers"}
-    return "server" in rank.sites and any(held.variable in served for held in rank.held)
+    """Tell whether a rank keeps elements of a variable that lives on servers."""
+    served = {variable.name: variable for variable in plan.variables if variable.method == "servers"}
+    return "server" in rank.sites and any(
+        held.variable in served and held_bytes(held, served[held.variable]) for held in rank.held
+    )
 
 
 def roles_of(plan: Plan, rank: Rank) -> tuple[Site, ...]:
@@ -147,7 +153,7 @@ def instruction_words(compilation: Compilation, segments: tuple[SegmentRow, ...]
 def names_of_messages(words: Mapping[int, Words]) -> dict[int, str]:
     """Return what each communication moves, the same for all micro-batches."""
     return {
-        number: message.what.partition(", micro-batch ")[0]
+        number: message.what.partition(MICROBATCH)[0]
         for number, message in words.items()
         if message.kind != "compute"
     }
@@ -155,21 +161,33 @@ def names_of_messages(words: Mapping[int, Words]) -> dict[int, str]:
 
 def _run_words(segment: SegmentRow) -> Words:
     updates = f"; updates {segment.updates}" if segment.updates else ""
-    ops = f", most of them {segment.ops}" if segment.ops else ""
     nodes = plural(segment.nodes, "node")
-    return Words("compute", segment.name, f"{segment.name} ({segment.site}): {nodes}{ops}{updates}")
+    return Words("compute", segment.name, f"{segment.name} ({segment.site}): {nodes}{_of(segment)}{updates}")
+
+
+def _of(segment: SegmentRow) -> str:
+    """Say what a segment's nodes are: the most frequent, or all."""
+    if segment.is_all:
+        return f" ({segment.ops})"
+    return f", most of them {segment.ops}" if segment.ops else ""
 
 
 def describe_listings(
     plan: Plan, segments: tuple[SegmentRow, ...], words: Mapping[int, Words]
 ) -> tuple[ProgramListing, ...]:
-    """Return the program of one rank of every kind, the first of its kind; no more than MAX_LISTINGS."""
+    """Return each program once, of the first rank that has it; no more than MAX_LISTINGS."""
     kinds: dict[tuple[object, ...], Rank] = {}
     for rank in plan.ranks:
         kinds.setdefault((rank.sites, rank.kind), rank)
     by_path = {segment.path: segment for segment in segments}
     places = {id(instruction): number for number, instruction in enumerate(plan.instructions)}
-    return tuple(_listing(plan, rank, by_path, words, places) for rank in [*kinds.values()][:MAX_LISTINGS])
+    listings: dict[object, ProgramListing] = {}
+    for rank in kinds.values():
+        listing = _listing(plan, rank, by_path, words, places)
+        listings.setdefault((roles_of(plan, rank), listing.steps, listing.left_out), listing)
+        if len(listings) == MAX_LISTINGS:
+            break
+    return tuple(listings.values())
 
 
 def _listing(

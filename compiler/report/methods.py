@@ -113,6 +113,7 @@ _METHODS = {
     "ShiftAhead": "transfer",
     "ShiftBack": "transfer",
     "ToStage": "transfer",
+    "RowsToStage": "transfer",
     "Exchange": "transfer",
 }
 

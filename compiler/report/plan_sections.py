@@ -30,6 +30,7 @@ from partc.compiler.report.methods import EXPLANATIONS
 from partc.compiler.report.section import ReportSource
 from partc.compiler.report.timeline.bar_events import list_longest
 from partc.compiler.report.timeline.draw_timeline import draw_timeline
+from partc.runtime.plan.program import Plan
 
 Values = Mapping[str, object]
 
@@ -94,9 +95,10 @@ def devices_section(source: ReportSource) -> Values:
     return {"devices": describe_devices(compilation.memory, compilation.timeline, compilation.plan)}
 
 
-def servers_section(source: ReportSource) -> Values:
-    """Tell what servers own."""
-    return {"assignment": describe_servers(source.compilation.costs.assignment)}
+def servers_section(source: ReportSource) -> Values | None:
+    """Tell what servers own; None where they own nothing."""
+    assignment = describe_servers(source.compilation.costs.assignment)
+    return None if assignment is None else {"assignment": assignment}
 
 
 def variables_section(source: ReportSource) -> Values:
@@ -106,7 +108,15 @@ def variables_section(source: ReportSource) -> Values:
     return {
         "variables": describe_variables(compilation.plan, choices, source.facts),
         "reasons": group_reasons(priced_as_kept(compilation.plan, choices)),
+        "unpriced": _why_unpriced(compilation.plan),
     }
+
+
+def _why_unpriced(plan: Plan) -> str:
+    """Say how a parameter is exchanged whose ways have no prices."""
+    if plan.asynchronous:
+        return "pulled and pushed by each worker by itself"
+    return "nothing to exchange: one replica" if plan.replicas == 1 else "exchanged as its mesh says"
 
 
 def assumptions_section(source: ReportSource) -> Values:
@@ -119,6 +129,7 @@ def assumptions_section(source: ReportSource) -> Values:
         "has_sparse": any(fact.sparse for fact in compilation.facts),
         "sizes": sorted(plan.sizes.items()),
         "batch": plan.batch,
+        "asynchronous": bool(plan.asynchronous),
         "departures": plan.departures,
         "whole_ops": whole_ops(compilation.lowered),
     }

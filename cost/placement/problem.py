@@ -12,7 +12,6 @@ Source: J. Tarnawski and others, Efficient algorithms for device placement of DN
 2020.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -91,12 +90,3 @@ class Placement:
     """A device per node; contiguous answers give the order of the devices too."""
 
     device_of: tuple[int, ...]
-
-    @staticmethod
-    def of_sets(sets: Sequence[Sequence[int]], nodes: int) -> "Placement":
-        """Turn a set of nodes per device into a device per node."""
-        device_of = [-1] * nodes
-        for device, members in enumerate(sets):
-            for node in members:
-                device_of[node] = device
-        return Placement(tuple(device_of))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -126,18 +126,6 @@ def _wrong(profile: Profile) -> Iterator[tuple[str, str]]:
 
 
 # ---------------------------------------------------------------- prices
-
-
-class CountedKernel(Protocol):
-    """Equal kernels that run one after the other: see KernelWork."""
-
-    @property
-    def key(self) -> str:
-        """Return what they are."""
-
-    @property
-    def count(self) -> int:
-        """Return how many there are."""
 
 
 @dataclass(frozen=True, slots=True)

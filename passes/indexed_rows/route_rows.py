@@ -73,9 +73,8 @@ def sum_rows(
 
 def unique(out: LoweredGraph, ids: gs.Tensor, name: str, site: Site) -> tuple[gs.Variable, gs.Variable]:
     """Return ids in ascending order, each once, and where each given id went."""
-    once, inverse = gs.Variable(f"{name}.ids", dtype=INT64), gs.Variable(f"{name}.inverse", dtype=INT64)
-    outputs = [once, gs.Variable.empty(), inverse]
-    out.append(gs.Node("Unique", f"{name}.node", {"sorted": 1}, [ids], outputs), site)
+    once, first, inverse = (gs.Variable(f"{name}.{of}", dtype=INT64) for of in ("ids", "first", "inverse"))
+    out.append(gs.Node("Unique", f"{name}.node", {"sorted": 1}, [ids], [once, first, inverse]), site)
     return once, inverse
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.configuration import Wish
@@ -26,6 +27,10 @@ from partc.passes.rules.sharding_rule import Reach, ShardingRule
 from partc.passes.rules.sharding_rules import NodeFacts
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
+
+
+# Of what ONNX Runtime selects and adds: rows of a table come from one rank each, zeros from the others.
+SUMMED = frozenset(map(np.dtype, (np.float16, np.float32, np.float64, np.int32, np.int64)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +234,7 @@ def decide_on_table(
 ) -> AxisDecision | None:
     """Read rows of a table, or add to them, where they are along an axis, by ids that are whole there.
 
-    `wanted`: how what a ScatterND makes is kept by rows, if it is.
+    What ranks read is summed, so it has to be numbers: masks are not. `wanted`: how what a ScatterND makes is kept by rows, if it is.
     """
     reads = node.op == "Gather" and node.attribute("axis", 0) == 0
     adds = node.op == "ScatterND" and node.attribute("reduction") == "add"
@@ -238,7 +243,7 @@ def decide_on_table(
     is_cut = in_rows == [axis] and isinstance(rows, Split) and rows.outer == 1
     if any(isinstance(layout.along(axis), Split) for layout in layouts[1:]):
         return None
-    if reads and is_cut:
+    if reads and is_cut and node.outputs[0].dtype in SUMMED:
         return AxisDecision((rows, Replicate()), (Partial("sum"),), cuts_table=True)
     kept = rows if is_cut else None if in_rows else wanted
     if adds and kept is not None:

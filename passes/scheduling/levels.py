@@ -23,7 +23,9 @@ from partc.passes.scheduling.schedule import Communication
 from partc.runtime.plan.moves import shape_of
 from partc.runtime.plan.program import Exchange, Kind, Rounding, Site
 
-ROWS: dict[str, tuple[Kind, str, Site, Site]] = {
+Way = tuple[Kind, str, Site, Site]  # of a collective: its kind, group, senders and receivers
+
+ROWS: dict[str, Way] = {
     "AllGatherRows": ("all_gather_rows", "workers", "worker", "worker"),
     "GatherRows": ("gather_rows", "host", "worker", "server"),
     "ScatterRows": ("scatter_rows", "host", "server", "worker"),
@@ -34,10 +36,23 @@ ROWS: dict[str, tuple[Kind, str, Site, Site]] = {
     "RowsToStage": ("all_gather_rows", "", "", ""),  # the node tells between whom
 }
 
-SHIFTS: dict[str, tuple[Kind, str, Site, Site]] = {
+SHIFTS: dict[str, Way] = {
     "ShiftAhead": ("shift_ahead", "workers", "worker", "worker"),
     "ShiftBack": ("shift_back", "workers", "worker", "worker"),
 }
+
+BETWEEN_LEVELS: dict[str, tuple[Way, ...]] = {
+    "Push": (("reduce", "host", "worker", "server"), ("reduce_scatter", "servers", "server", "server")),
+    "Pull": (("all_gather", "servers", "server", "server"), ("broadcast", "host", "server", "worker")),
+    "ToServers": (("broadcast", "feed", "worker", "server"),),
+    "ToWorkers": (("broadcast", "host", "server", "worker"),),
+}
+
+OVER_LEADERS: tuple[Way, ...] = (  # an AllReduce among workers of several hosts
+    ("reduce", "host_workers", "worker", "worker"),
+    ("all_reduce", "leaders", "worker", "worker"),
+    ("broadcast", "host_workers", "worker", "worker"),
+)
 
 
 def name_way(source: Site, target: Site) -> str:
@@ -139,63 +154,46 @@ def _group(site: Site, axis: int, meshes: Meshes) -> str:
 
 
 def _bucket_levels(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> list[Collective]:
-    place = (bucket.name,)
-    label = _label(bucket.op, tuple(node.inputs[0].name for node in bucket.members))
+    return [_bucket_level(bucket, *level) for level in _ways_of_bucket(bucket, topology, meshes)]
 
-    def level(kind: Kind, group: str, senders: Site, receivers: Site) -> Collective:
-        counts = bucket.counts if kind in ("reduce_scatter", "all_gather") else ()
-        adds = kind in ("reduce", "all_reduce", "reduce_scatter")
-        reduction: Reduction = bucket.reduction if adds else "sum"
-        is_rounded = bucket.rounds_to and kind in ("all_reduce", "reduce_scatter")
-        rounds_to: Rounding = bucket.rounds_to if is_rounded else ""
-        nbytes = bucket.elements * np.dtype(rounds_to or bucket.dtype).itemsize
-        return Collective(
-            kind,
-            group,
-            senders,
-            receivers,
-            place,
-            place,
-            reduction,
-            counts,
-            nbytes,
-            label,
-            rounds_to=rounds_to,
-        )
 
-    worker: Site = "worker"
-    server: Site = "server"
-    if bucket.op == "AllReduce" and bucket.site == "server":
-        return [level("all_reduce", "servers", server, server)]
+def _ways_of_bucket(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> tuple[Way, ...]:
+    """Return the way of each collective that carries a bucket, in order."""
+    if bucket.op in BETWEEN_LEVELS:
+        return BETWEEN_LEVELS[bucket.op]
+    site = bucket.site
     if bucket.op == "ToStage":
         (target,) = bucket.receivers
-        return [level("broadcast", name_way(bucket.site, target), bucket.site, target)]
-    group = meshes.of(bucket.site).group(bucket.axis)
+        return (("broadcast", name_way(site, target), site, target),)
+    if bucket.op == "AllReduce" and site == "server":
+        return (("all_reduce", "servers", site, site),)
+    group = meshes.of(site).group(bucket.axis)
     if bucket.op in IN_PIECES:
-        kind: Kind = "reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather"
-        return [level(kind, group, bucket.site, bucket.site)]
-    if bucket.op == "AllReduce":
-        is_plain = topology.hosts == 1 or topology.workers_per_host == 1
-        if is_plain or meshes.axes > 1 or bucket.site != WORKER:
-            return [level("all_reduce", group, bucket.site, bucket.site)]
-        return [
-            level("reduce", "host_workers", worker, worker),
-            level("all_reduce", "leaders", worker, worker),
-            level("broadcast", "host_workers", worker, worker),
-        ]
-    if bucket.op == "Push":
-        return [
-            level("reduce", "host", worker, server),
-            level("reduce_scatter", "servers", server, server),
-        ]
-    if bucket.op == "Pull":
-        return [
-            level("all_gather", "servers", server, server),
-            level("broadcast", "host", server, worker),
-        ]
-    if bucket.op == "ToServers":
-        return [level("broadcast", "feed", worker, server)]
-    return [level("broadcast", "host", server, worker)]
+        return (("reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather", group, site, site),)
+    assert bucket.op == "AllReduce", bucket.op
+    is_plain = topology.hosts == 1 or topology.workers_per_host == 1
+    if is_plain or meshes.axes > 1 or site != WORKER:
+        return (("all_reduce", group, site, site),)
+    return OVER_LEADERS
+
+
+def _bucket_level(bucket: Bucket, kind: Kind, group: str, senders: Site, receivers: Site) -> Collective:
+    adds = kind in ("reduce", "all_reduce", "reduce_scatter")
+    is_rounded = bucket.rounds_to and kind in ("all_reduce", "reduce_scatter")
+    rounds_to: Rounding = bucket.rounds_to if is_rounded else ""
+    return Collective(
+        kind,
+        group,
+        senders,
+        receivers,
+        reads=(bucket.name,),
+        writes=(bucket.name,),
+        reduction=bucket.reduction if adds else "sum",
+        counts=bucket.counts if kind in ("reduce_scatter", "all_gather") else (),
+        payload_bytes=bucket.elements * np.dtype(rounds_to or bucket.dtype).itemsize,
+        label=_label(bucket.op, tuple(node.inputs[0].name for node in bucket.members)),
+        rounds_to=rounds_to,
+    )
 
 
 def _label(op: str, values: tuple[str, ...]) -> str:

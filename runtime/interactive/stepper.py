@@ -95,6 +95,7 @@ def _list_of(plan: Plan, entry: DataInput, values: Sequence[Array]) -> list[Arra
 
 DAEMON = "partc.runtime.interactive.daemon"
 _POLL_S = 0.1
+_VERDICT_S = 15.0  # from a rank's end until it is known why it ended
 
 
 class Stepper:
@@ -138,32 +139,37 @@ class Stepper:
         self._redirect = redirect
         self._is_traced = bool(traced_steps)
         self._saves = _SaveClock(checkpoints, self.steps)
-        self._at_the_end = ExitStack()
-        self._job_folder = self._at_the_end.enter_context(job_folder(folder.path))
         self._error: PartcError | None = None
         self._stop = StopSignals()
-        machines = machines_of(folder.path) if addresses is None else Machines.at(addresses)
-        places = {rank.host: machines.of(rank.host).address for rank in self.plan.ranks}
-        self._ranks = StepperEnd(places, self._job_folder)
-        job = Job(
-            plan_folder=str(folder.path.resolve()),
-            steps=0,
-            data=data,
-            seed=self.begun.seed,
-            sizes=dict(sizes or {}),
-            stop_when_diverged=stop_when_diverged,
-            has_initial=initial is not None,
-            deadline_s=timeout_s,
-            traced_steps=traced_steps,
-            first_step=self.begun.step,
-            first_batch=self.begun.batches,
-            data_name=data,
-            resumed_from="" if self.begun.checkpoint is None else str(self.begun.checkpoint.resolve()),
-            checkpoints=checkpoints,
-        )
-        self._daemons = self._launch(job, initial, machines)
-        atexit.register(self.close)
+        self._is_closed = False
+        self._daemons = threading.Thread(target=self._watch, daemon=True)
+        self._at_the_end = ExitStack()
         try:
+            self._job_folder = self._at_the_end.enter_context(job_folder(folder.path))
+            self._machines = machines_of(folder.path) if addresses is None else Machines.at(addresses)
+            places = {rank.host: self._machines.of(rank.host).address for rank in self.plan.ranks}
+            self._ranks = StepperEnd(places, self._job_folder)
+            self._at_the_end.callback(self._end_daemons)
+            job = Job(
+                plan_folder=str(folder.path.resolve()),
+                steps=0,
+                data=data,
+                seed=self.begun.seed,
+                sizes=dict(sizes or {}),
+                stop_when_diverged=stop_when_diverged,
+                has_initial=initial is not None,
+                deadline_s=timeout_s,
+                traced_steps=traced_steps,
+                first_step=self.begun.step,
+                first_batch=self.begun.batches,
+                data_name=data,
+                resumed_from="" if self.begun.checkpoint is None else str(self.begun.checkpoint.resolve()),
+                checkpoints=checkpoints,
+            )
+            write_job(self._job_folder, job, initial)
+            write_record(self._job_folder / CHANNEL_FILE, self._ranks.channel)
+            self._daemons.start()
+            atexit.register(self.close)
             self._await_all(Ready)
         except BaseException:
             self.close()
@@ -187,7 +193,7 @@ class Stepper:
         for rank in self.plan.ranks:
             wanted = tuple(names) if rank in leaders else ()
             fed = shares[rank.rank]
-            self._ranks.send(rank.rank, Step(step, wanted, describe(fed), saves), fed)
+            self._send(rank.rank, Step(step, wanted, describe(fed), saves), fed)
         fetched = self._await_all(Done)
         lists = [[fetched[leader.rank][name] for leader in leaders] for name in names]
         return lists[0] if isinstance(fetches, str) else lists
@@ -211,7 +217,13 @@ class Stepper:
 
     def close(self) -> None:
         """End the daemons. What was not saved is lost. Raises NotSaved where the last checkpoint failed."""
+        self._is_closed = True
         atexit.unregister(self.close)
+        self._at_the_end.close()
+        if isinstance(self._error, NotSaved):
+            raise self._error
+
+    def _end_daemons(self) -> None:
         if self._daemons.is_alive():
             for rank in self.plan.ranks:
                 try:
@@ -220,12 +232,11 @@ class Stepper:
                     self._end_at_once()
                     break
         self._ranks.close()
-        self._daemons.join()
-        if self._is_traced and self._error is None and not self.times:
+        if self._daemons.ident is not None:  # a thread that has not begun finds that this is closed
+            self._daemons.join()
+        has_trained = self.steps > self.begun.step
+        if self._is_traced and has_trained and self._error is None and not self.times:
             self.times = {rank.rank: read_times(self._job_folder, rank.rank) for rank in self.plan.ranks}
-        self._at_the_end.close()
-        if isinstance(self._error, NotSaved):
-            raise self._error
 
     def __enter__(self) -> "Stepper":
         return self
@@ -235,35 +246,37 @@ class Stepper:
     ) -> None:
         self.close()
 
-    def _launch(self, job: Job, initial: Mapping[str, Array] | None, machines: Machines) -> threading.Thread:
-        folder = self._job_folder
-        write_job(folder, job, initial)
-        write_record(folder / CHANNEL_FILE, self._ranks.channel)
-
-        def watch() -> None:
-            try:
-                launch(
-                    [rank.host for rank in self.plan.ranks],
-                    folder,
-                    self._path / LOG_FILE,
-                    machines,
-                    None,
-                    None,
-                    DAEMON,
-                    [self._ranks.sockets],
-                    redirect=self._redirect,
-                    requests=self._stop,
-                )
-            except PartcError as error:
-                self._error = error
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        return thread
+    def _watch(self) -> None:
+        """Have the daemons started, and wait for their end: what a thread of its own does."""
+        if self._is_closed:
+            return
+        try:
+            launch(
+                [rank.host for rank in self.plan.ranks],
+                self._job_folder,
+                self._path / LOG_FILE,
+                self._machines,
+                None,
+                None,
+                DAEMON,
+                [self._ranks.sockets],
+                redirect=self._redirect,
+                requests=self._stop,
+            )
+        except PartcError as error:
+            self._error = error
 
     def _end_at_once(self) -> None:
         for _ in range(2):  # the second request is the one that waits for nobody
             self._stop.note(signal.SIGTERM)
+
+    def _send(self, rank: int, message: StepperMessage, arrays: Mapping[str, Array]) -> None:
+        """Send to a rank. Raises the error of the rank that failed, where this one is gone."""
+        try:
+            self._ranks.send(rank, message, arrays)
+        except RankFailed as unreachable:
+            self._daemons.join(_VERDICT_S)  # who watches the ranks will know why
+            raise self._error or unreachable from None
 
     def _await_all(self, kind: type[StepperMessage]) -> dict[int, dict[str, Array]]:
         return self._await(kind, [rank.rank for rank in self.plan.ranks])
@@ -302,7 +315,7 @@ class Stepper:
 
     def _ask(self, rank: int, message: StepperMessage, arrays: Mapping[str, Array]) -> Array:
         self._check_open()
-        self._ranks.send(rank, message, arrays)
+        self._send(rank, message, arrays)
         (found,) = self._await(Found, [rank])[rank].values()
         return found
 
@@ -310,7 +323,7 @@ class Stepper:
         self._check_open()
         path = self._job_folder.resolve() / name
         for rank in self.plan.ranks:
-            self._ranks.send(rank.rank, Write(str(path)), {})
+            self._send(rank.rank, Write(str(path)), {})
         self._await_all(Written)
         return path
 

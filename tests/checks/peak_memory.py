@@ -1,4 +1,4 @@
-"""How much memory a process had at most, of its own: getrusage's peak begins at that of whoever started it."""
+"""The most memory that a process had of its own: getrusage's peak begins at that of whoever started it."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def peak_of_block() -> Iterator[Peak]:
 
 
 def peak_bytes() -> int:
-    """Return the most memory that was resident in this process, since it began or since its peak began anew."""
+    """Return the most memory that was resident in this process, since its peak began."""
     (peak_kib,) = re.findall(r"VmHWM:\s+(\d+) kB", (OWN / "status").read_text())
     return int(peak_kib) * 1024
 

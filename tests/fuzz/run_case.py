@@ -1,8 +1,8 @@
 """Run one case in a child of this process, which has everything imported, within memory and time.
 
-A child's address space is limited to what it had at its birth and twice LIMIT_BYTES more: what would take more
-memory is told by the system, at once. Its resident memory is measured besides, less what it was born with:
-a child of a process that ran a thousand tests has their memory.
+A child's address space is limited to what it had at its birth and twice LIMIT_BYTES more: what would take
+more memory is told by the system, at once. Its resident memory is measured besides, less what it was born
+with: a child of a process that ran a thousand tests has their memory.
 """
 
 import os

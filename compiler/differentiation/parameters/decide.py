@@ -18,7 +18,11 @@ import onnx
 from onnx import numpy_helper
 
 from partc.compiler.differentiation.parameters.decision import ParameterDecision, constant, trained, undecided
-from partc.compiler.differentiation.parameters.exporter_facts import ExporterFacts, exporter_facts
+from partc.compiler.differentiation.parameters.exporter_facts import (
+    ExporterFacts,
+    exporter_facts,
+    is_torchscript,
+)
 from partc.compiler.differentiation.parameters.find_parameters import MAKERS
 from partc.compiler.differentiation.parameters.folded import SINUSOIDS, decide_folded
 from partc.compiler.differentiation.parameters.places import Place, Places
@@ -49,8 +53,8 @@ def decide_parameters(
     data lies in `folder`.
     """
     facts = exporter_facts(forward)
-    is_torchscript = forward.producer_name == "pytorch" and facts.is_silent
-    evidence = _Evidence(facts, Places(graph, types, candidates), folder, is_torchscript)
+    places = Places(graph, types, candidates)
+    evidence = _Evidence(facts, places, folder, is_torchscript(forward, facts))
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     candidate_names = frozenset(candidates)
     makers = {name: node for node in graph.node for name in node.output if name in candidate_names}

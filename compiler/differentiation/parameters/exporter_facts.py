@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import onnx
 
-_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _OPERATION = "pkg.torch.onnx.fx_node"
 # "p_head_weight: PARAMETER target='head.weight'", one line per input of the exported program
@@ -64,44 +64,24 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
     for value in graph.value_info:
         if value.name not in initializers:
             continue
-        if kind := _entry(value.metadata_props, _KIND):
+        if kind := _entry(value.metadata_props, KIND):
             kinds[value.name] = kind
-        if sources := _entry(value.metadata_props, _FOLDED_FROM):
+        if sources := _entry(value.metadata_props, FOLDED_FROM):
             folded[value.name] = _names(sources)
     targets = {inner: target for inner, kind, target in inputs if kind == "PARAMETER"}
     operations: dict[str, tuple[str, ...]] = {}
     readers: dict[str, frozenset[str]] = {}
     for node in graph.node:
         for name in initializers.intersection(node.input):
-            operations[name] = (*operations.get(name, ()), *_reads(node))
+            operations[name] = (*operations.get(name, ()), *tensors_read(node))
             readers[name] = readers.get(name, frozenset()) | {node.op_type}
     detached, merged = _find_detached(graph)
     return ExporterFacts(kinds, folded, targets, operations, readers, detached, merged)
 
 
-def merged_parameters(facts: ExporterFacts, graph: onnx.GraphProto) -> dict[str, tuple[str, ...]]:
-    """Return the parameters of the module that an initializer stands for beside the one it is named after.
-
-    The exporter makes one initializer of equal values (of all LayerNorm scales, at first). A node that reads
-    it came from an operation which read another parameter at that place, and this one is nowhere else.
-    """
-    initializers = {tensor.name for tensor in graph.initializer}
-    folded = frozenset().union(*facts.folded_from.values())
-    missing_targets = set(facts.targets.values()) - initializers - folded
-    merged: dict[str, set[str]] = {}
-    for node in graph.node if missing_targets else ():
-        candidates = [
-            facts.targets[name]
-            for name in _reads(node)
-            if facts.targets.get(name, "") in missing_targets | initializers
-        ]
-        parameters = [name for name in node.input if facts.kinds.get(name) == "PARAMETER"]
-        if len(candidates) != len(parameters):
-            continue
-        for name, original in zip(parameters, candidates, strict=True):
-            if original in missing_targets:
-                merged.setdefault(name, set()).add(original)
-    return {name: tuple(sorted(others)) for name, others in merged.items()}
+def is_torchscript(model: onnx.ModelProto, facts: ExporterFacts) -> bool:
+    """Tell whether torch.onnx.export(dynamo=False) wrote the model: it leaves no metadata."""
+    return model.producer_name == "pytorch" and facts.is_silent
 
 
 def _find_detached(graph: onnx.GraphProto) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
@@ -112,15 +92,20 @@ def _find_detached(graph: onnx.GraphProto) -> tuple[frozenset[str], dict[str, tu
     for node in graph.node:
         if node.op_type == "Identity" and _DETACH in _entry(node.metadata_props, _OPERATION):
             detached.add(node.output[0])
-        for name in _reads(node):
+        for name in tensors_read(node):
             if _DETACHED.match(name) and name not in node_outputs:
                 merged[name] = (*merged.get(name, ()), node.output[0])
     return frozenset(detached), merged
 
 
-def _reads(node: onnx.NodeProto) -> list[str]:
+def operation_of(node: onnx.NodeProto) -> str:
+    """Return the text of the PyTorch operation that a node came from; empty where nothing tells."""
+    return _entry(node.metadata_props, _OPERATION)
+
+
+def tensors_read(node: onnx.NodeProto) -> list[str]:
     """Return what a node's PyTorch operation reads; its own result comes first in the text."""
-    return _READ.findall(_entry(node.metadata_props, _OPERATION))[1:]
+    return _READ.findall(operation_of(node))[1:]
 
 
 def _entry(entries: Iterable[onnx.StringStringEntryProto], key: str) -> str:

@@ -41,6 +41,7 @@ class MeshDescription:
     sentences: tuple[str, ...]
     parted: tuple[PartedVariables, ...]
     stages: tuple[StageRow, ...]  # of a pipeline
+    uneven_stages: str  # why they have unequal work, if they have
 
 
 def describe_mesh(compilation: Compilation) -> MeshDescription | None:
@@ -50,9 +51,10 @@ def describe_mesh(compilation: Compilation) -> MeshDescription | None:
     meshes, plan = compilation.lowered.meshes, compilation.plan
     return MeshDescription(
         describe_grid(compilation.strategy, meshes, " \u00d7 "),
-        (_replicas(plan), *_microbatches(plan), _held(plan), _operators(compilation)),
+        (_replicas(compilation), *_microbatches(plan), _held(plan), _operators(compilation)),
         _parted(compilation, meshes),
         tuple(_stage(plan, site) for site in meshes.sites) if len(meshes.each) > 1 else (),
+        compilation.uneven_stages,
     )
 
 
@@ -95,10 +97,20 @@ def _stage(plan: Plan, site: Site) -> StageRow:
     )
 
 
-def _replicas(plan: Plan) -> str:
+def _replicas(compilation: Compilation) -> str:
+    plan = compilation.plan
     workers = sum(rank.replica is not None for rank in plan.ranks)
     each = plural(workers // plan.replicas, "worker")
-    return f"{plural(plan.replicas, 'replica')} of {each}: samples are divided among replicas alone."
+    told = f"{plural(plan.replicas, 'replica')} of {each}"
+    if compilation.strategy.variables and plan.replicas == workers and _columns_by_replicas(compilation):
+        return f"{told}: they divide the samples of some operators, and the columns of others."
+    return f"{told}: samples are divided among replicas alone."
+
+
+def _columns_by_replicas(compilation: Compilation) -> bool:
+    """Tell whether the strategy gives replicas other dimensions than samples."""
+    splits = [op.split or {} for op in compilation.strategy.ops]
+    return any(axis == "data" and name != "batch" for split in splits for name, axis in split.items())
 
 
 def _held(plan: Plan) -> str:

@@ -51,7 +51,7 @@ def describe_devices(
         traffic = timeline.sent_bytes[rank.rank], timeline.received_bytes[rank.rank]
         # What a reader cannot tell apart is not told apart.
         amounts = *(nbytes for _, nbytes in _kinds(needs)), needs.limit_bytes, *traffic
-        key = rank.sites, *(size(amount) for amount in amounts)
+        key = roles_of(plan, rank), *(size(amount) for amount in amounts)
         groups.setdefault(key, []).append(rank.rank)
     busiest = max([1, *timeline.sent_bytes.values(), *timeline.received_bytes.values()])
     fullest = max([1, *(needs.needed_bytes for needs in memory)])

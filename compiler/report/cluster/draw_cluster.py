@@ -114,6 +114,7 @@ class Picture:
     bars: tuple[Bar, ...]
     left_out: int
     caption: str
+    is_narrow: bool  # one host's box, which needs no more room than its own
 
 
 def draw_cluster(plan: Plan, cluster: Cluster, loads: StepLoads, anchor_of: Mapping[Lane, str]) -> Picture:
@@ -135,15 +136,24 @@ def draw_cluster(plan: Plan, cluster: Cluster, loads: StepLoads, anchor_of: Mapp
         for index, name in enumerate(between)
     )
     bottoms = [box.y + box.height for box in boxes] + [bar.y + SWITCH_HEIGHT for bar in bars]
+    is_narrow = len(hosts) == 1 and not bars
+    if is_narrow:
+        boxes = tuple(_moved_left(box) for box in boxes)
     return Picture(
-        width=WIDTH,
+        width=grid.width if is_narrow else WIDTH,
         height=max(bottoms),
         boxes=boxes,
         cables=_cables(cluster, boxes, dict(zip(between, bars, strict=True)), loads, anchor_of),
         bars=bars,
         left_out=len(cluster.hosts) - len(hosts),
         caption=describe_copies(plan),
+        is_narrow=is_narrow,
     )
+
+
+def _moved_left(box: Box) -> Box:
+    """Return a box at the picture's left edge."""
+    return replace(box, x=0.0, chips=tuple(replace(chip, x=chip.x - box.x) for chip in box.chips))
 
 
 @dataclass(frozen=True, slots=True)

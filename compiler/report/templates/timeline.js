@@ -224,11 +224,17 @@ for (const area of document.querySelectorAll(".timeline-area")) {
   const fillTable = () => {
     if (!table.open) return;
     const row = rows[choice.value];
-    const bars = row.lanes.flatMap(inView).sort((one, other) => one.start - other.start);
-    table.querySelector("tbody").replaceChildren(...bars.slice(0, MOST).map(bar => {
-      const line = document.createElement("tr"), [kind, short, what] = data.words[bar.word];
-      const cells = [kind === "compute" ? what : `${what} (${short})`, seconds(bar.start), seconds(bar.stop - bar.start),
-        bar.bytes ? size(bar.bytes) : ""];
+    const bars = row.lanes.flatMap(inView).sort((one, other) => one.start - other.start), groups = [];
+    for (const bar of bars) {  // those that follow each other in the same words share a line
+      const last = groups.at(-1);
+      if (last && last[0].word === bar.word) last.push(bar); else groups.push([bar]);
+    }
+    const sum = (group, of) => group.reduce((before, bar) => before + of(bar), 0);
+    table.querySelector("tbody").replaceChildren(...groups.slice(0, MOST).map(group => {
+      const line = document.createElement("tr"), [kind, short, what] = data.words[group[0].word];
+      const times = group.length > 1 ? `${group.length} × ` : "", bytes = sum(group, bar => bar.bytes);
+      const cells = [times + (kind === "compute" ? what : `${what} (${short})`), seconds(group[0].start),
+        seconds(sum(group, bar => bar.stop - bar.start)), bytes ? size(bytes) : ""];
       cells.forEach((text, number) => {
         const cell = line.insertCell();
         cell.textContent = text;
@@ -237,7 +243,7 @@ for (const area of document.querySelectorAll(".timeline-area")) {
       return line;
     }));
     table.querySelector(".timeline-more").textContent =
-      bars.length > MOST ? `and ${(bars.length - MOST).toLocaleString("en")} more: zoom in to see them` : "";
+      groups.length > MOST ? `and ${(groups.length - MOST).toLocaleString("en")} more: zoom in to see them` : "";
     table.dispatchEvent(new Event("filled", { bubbles: true }));
   };
   table.addEventListener("toggle", fillTable);

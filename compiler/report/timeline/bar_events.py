@@ -1,11 +1,11 @@
 """One bar of one rank, and the longest of all."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from partc.compiler.report.describe_messages import Words
+from partc.compiler.report.describe_messages import MICROBATCH, Words
 from partc.compiler.report.units import plural, seconds
 from partc.cost.network.ways import Array
 from partc.cost.simulation.timeline import Bars, Timeline
@@ -45,13 +45,15 @@ class LongEvent:
 
 
 def list_longest(timeline: Timeline, words: WordsOf) -> tuple[LongEvent, ...]:
-    """Return the longest events, those in the same words counted once: where it takes longest."""
+    """Return the longest events; of those in the same words, micro-batches aside, the longest alone."""
     bars_by_words: dict[Words, list[Bars]] = {}
     for bars in timeline.bars:
-        bars_by_words.setdefault(words[bars.instruction], []).append(bars)
+        told = words[bars.instruction]
+        alike = replace(told, what=told.what.partition(MICROBATCH)[0])
+        bars_by_words.setdefault(alike, []).append(bars)
     longest = [(max(map(_longest_of, same), key=_length_s), same) for same in bars_by_words.values()]
     longest.sort(key=lambda group: (-_length_s(group[0]), group[0].start_s, group[0].instruction))
-    return tuple(_describe(event, same, words[event.instruction]) for event, same in longest[:MAX_LISTED])
+    return tuple(_describe(event, same, words) for event, same in longest[:MAX_LISTED])
 
 
 def _longest_of(bars: Bars) -> BarEvent:
@@ -63,10 +65,14 @@ def _length_s(event: BarEvent) -> float:
     return event.stop_s - event.start_s
 
 
-def _describe(event: BarEvent, same: list[Bars], words: Words) -> LongEvent:
+def _describe(event: BarEvent, same: list[Bars], words: WordsOf) -> LongEvent:
+    told = words[event.instruction]
+    what, microbatch, _ = told.what.partition(MICROBATCH)
+    if microbatch and len({words[bars.instruction].what for bars in same}) == 1:
+        what = told.what
     return LongEvent(
-        kind=words.kind,
-        what=words.what if words.kind == "compute" else f"{words.what} ({words.short})",
+        kind=told.kind,
+        what=what if told.kind == "compute" else f"{what} ({told.short})",
         where=plural(len(np.unique(np.concatenate([bars.ranks for bars in same]))), "rank"),
         start=seconds(event.start_s),
         length=seconds(_length_s(event)),

@@ -14,7 +14,6 @@ from partc.compiler.importing.bindings import (
     METADATA_KEY,
     Bindings,
     annotated_source,
-    parse_state,
     read_bindings,
     write_bindings,
 )
@@ -23,7 +22,7 @@ from partc.compiler.model_files.model_file import check_model
 from partc.compiler.options import GraphOptions
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import Gradient, MadeTensor, StoredTensor
-from partc.runtime.errors import BadModel, BadUsage, PartcError, UnsupportedModel
+from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
 from partc.runtime.plan.variables import Constant, DataInput, Normal, TakenValues, Uniform
 from tests.builders.graphs.foreign_steps import CLIPPED, SGD, TABLE, import_step, parse, with_zeros
 
@@ -51,12 +50,6 @@ def test_bindings_come_from_the_option_the_sidecar_or_the_metadata(tmp_path: Pat
         training = import_training_graph(source, GraphOptions(state=state))
         assert training.variables["W"].next == "W_next"
         assert (training.outputs, training.loss) == (("loss",), "loss")
-
-
-def test_state_option_is_parsed() -> None:
-    assert parse_state("W=W_next, b=b_next") == {"W": "W_next", "b": "b_next"}
-    with pytest.raises(BadUsage, match="fix: write variable=output"):
-        parse_state("W:W_next")
 
 
 @pytest.mark.parametrize(
@@ -245,6 +238,27 @@ def test_a_variable_that_never_changes_gets_a_next_value_of_its_own() -> None:
 
     assert training.variables["t"].next == "t/kept"
     assert training.graph.nodes[-1].op in ("Identity", "Sub")
+
+
+def test_outputs_that_are_left_out_have_names_of_their_own() -> None:
+    text = SGD.replace(
+        "W_next = Sub (W, part)",
+        """flat = Constant <value = int64[1] {-1}> ()
+        row = Reshape (loss, flat)
+        once, first, inverse, counts = Unique (row)
+        count = CastLike (inverse, loss)
+        scaled = Div (part, count)
+        W_next = Sub (W, scaled)""",
+    )
+    model = with_zeros(parse(text), "W")
+    unique = next(node for node in model.graph.node if node.op_type == "Unique")
+    unique.output[:] = [unique.output[0], "", unique.output[2], ""]
+
+    training = import_training_graph(model, GraphOptions(state=STATE))
+
+    (node,) = (node for node in training.graph.nodes if node.op == "Unique")
+    assert len(node.outputs) == 3
+    assert all(tensor.name for node in training.graph.nodes for tensor in node.outputs)
 
 
 def test_subgraphs_survive() -> None:

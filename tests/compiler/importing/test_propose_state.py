@@ -5,7 +5,7 @@ import re
 import pytest
 from onnx import parser
 
-from partc.compiler.importing.bindings import parse_state
+from partc.compiler.commands.arguments.parse_options import parse_pairs
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.options import GraphOptions
@@ -65,6 +65,6 @@ def test_the_proposal_that_is_printed_imports_the_model() -> None:
 
     option = re.search(r"--state '([^']*)'", str(refusal.value))
     assert option is not None
-    training = import_training_graph(model, GraphOptions(state=parse_state(option[1])))
+    training = import_training_graph(model, GraphOptions(state=parse_pairs(option[1], "--state")))
     assert set(training.variables) == {"W", "m", "v", "count"}
     assert set(training.gradients) == {"W"}

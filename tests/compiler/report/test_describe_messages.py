@@ -43,19 +43,24 @@ def test_nothing_on_the_page_has_a_name_of_the_compilers_own(compiled: Compiled)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "line"),
+    ("batch", "strategy", "line"),
     [
-        ("pipeline=2,microbatches=2", "to stage1, micro-batch 2"),
-        ("tensor=2", "along tensor"),
-        ("fsdp", "Collect the parts of layer0.weight"),
+        (16, "pipeline=2,microbatches=2", "to stage1, micro-batch 2"),
+        (None, "pipeline=2,microbatches=2", "to stage1, micro-batch 2"),
+        (16, "tensor=2", "along tensor"),
+        (16, "fsdp", "Collect the parts of layer0.weight"),
+        (None, "one-weird-trick", "on all workers"),
     ],
 )
-def test_meshes_are_told(strategy: str, line: str, tmp_path: Path) -> None:
-    forward = build_model("mlp", sizes=(16, 32, 8), batch=16)
+def test_meshes_are_told(batch: int | None, strategy: str, line: str, tmp_path: Path) -> None:
+    """Of a symbolic batch, activations go by AllGatherv as touched rows do, and are told as what they are."""
+    forward = build_model("mlp", sizes=(16, 32, 8), batch=batch)
     step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
-    made = compile_step(import_training_graph(step), tmp_path / "out", "1x4", strategy, "global")
+    sizes = {"batch": 16} if batch is None else {}
+    made = compile_step(import_training_graph(step), tmp_path / "out", "1x4", strategy, "global", sizes)
     compiled = Compiled(made.compilation, made.compilation.cluster, made.folder.path)
 
     assert any(line in words for words in told(compiled)), told(compiled)
+    assert not [words for words in told(compiled) if "touched rows" in words], "no gradient is sparse"
     page = (compiled.folder / "report.html").read_text(encoding="utf-8")
     assert OWN.findall(TextReader.read(page)) == []

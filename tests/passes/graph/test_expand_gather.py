@@ -1,14 +1,15 @@
 """A table in parts, read and written by ids of the whole: the parts together are the whole."""
 
 import re
+from collections.abc import Callable, Mapping
 
 import numpy as np
+import onnx_graphsurgeon as gs
 import pytest
 
-from partc.passes.graph.expand_gather import can_expand_scatter, expand_gather, expand_scatter
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.expand_gather import Part, write_gather, write_scatter
+from partc.passes.graph.node_writer import NodeWriter
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from tests.builders.graphs.run_graphs import graph_of, run_graph
 
 ROWS = 11
@@ -22,21 +23,45 @@ GATHERS = [
     ("[4,R,2]", "[3,2]", "[4,3,2,2]", 1),
 ]
 SCATTERS = [
-    ("ScatterND", "[R,3]", "[9,1]", "[9,3]"),
-    ("ScatterND", "[R,2,3]", "[3,4,1]", "[3,4,2,3]"),
-    ("ScatterND", "[R]", "[9,1]", "[9]"),
-    ("ScatterElements", "[R,3]", "[9,3]", "[9,3]"),
+    ("[R,3]", "[9,1]", "[9,3]"),
+    ("[R,2,3]", "[3,4,1]", "[3,4,2,3]"),
+    ("[R]", "[9,1]", "[9]"),
 ]
 
-
-def graph_of_node(inputs: str, outputs: str, node: str, rows: int) -> TrainingGraph:
-    training = graph_of(re.sub(r"\bR\b", str(rows), f"step ({inputs}) => ({outputs}) {{ {node} }}"))
-    training.graph.nodes[0].name = "node"
-    return training
+Feeds = Mapping[str, np.ndarray]
+Writer = Callable[[NodeWriter, Mapping[str, gs.Tensor], Part], gs.Tensor]
 
 
-def bound_feeds(start: int, stop: int) -> dict[str, np.ndarray]:
-    return {"first": np.array([start]), "count": np.array([stop - start])}
+def run_whole(inputs: str, outputs: str, node: str, feeds: Feeds) -> np.ndarray:
+    step = f"step ({inputs}) => ({outputs} y) {{ y = {node} }}"
+    return run_graph(graph_of(re.sub(r"\bR\b", str(ROWS), step)), feeds)["y"]
+
+
+def run_part(start: int, stop: int, feeds: Feeds, write_nodes: Writer) -> np.ndarray:
+    """Run what is written for a rank that has the rows from start to stop."""
+    fed = {**feeds, "first": np.array([start]), "count": np.array([stop - start])}
+    inputs = {name: gs.Variable(name, value.dtype, value.shape) for name, value in fed.items()}
+    write = NodeWriter(set(), "part")
+    y = write_nodes(write, inputs, Part(inputs["first"], inputs["count"], ROWS))
+    graph = gs.Graph(write.nodes, list(inputs.values()), [y], opset=21)
+    return run_graph(TrainingGraph(graph, {}, {}, (), None, {}), fed)[y.name]
+
+
+def read_rows(axis: int = 0) -> Writer:
+    def write_nodes(write: NodeWriter, inputs: Mapping[str, gs.Tensor], part: Part) -> gs.Tensor:
+        table, ids = inputs["t"], inputs["i"]
+        return write_gather(write, table, ids, part, axis=axis, ranks=(len(table.shape), len(ids.shape)))
+
+    return write_nodes
+
+
+def add_rows(write: NodeWriter, inputs: Mapping[str, gs.Tensor], part: Part) -> gs.Tensor:
+    ids_rank = len(inputs["i"].shape) - 1  # the last axis is of size 1
+    ids = write.op("Squeeze", inputs["i"], write.ints(-1))
+    row_axes = len(inputs["t"].shape) - 1
+    positions, updates = write_scatter(write, ids, inputs["u"], part, ids_rank=ids_rank, row_axes=row_axes)
+    positions = write.op("Unsqueeze", positions, write.ints(-1))
+    return write.op("ScatterND", inputs["t"], positions, updates, reduction="add")
 
 
 def sizes(shape: str) -> list[int]:
@@ -52,22 +77,14 @@ def test_what_parts_read_adds_up_to_what_the_table_reads(
 ) -> None:
     rng = np.random.default_rng(0)
     values = rng.normal(size=sizes(table)).astype("float64" if element == "double" else "float32")
-    chosen = np.asarray(rng.integers(-ROWS, ROWS, sizes(ids)), kind)
-    inputs = f"{element}{table} t, {kind}{ids} i"
-    node = f"y = Gather <axis = {axis}> (t, i)"
-    whole = graph_of_node(inputs, f"{element}{result} y", node, ROWS)
-    expected = run_graph(whole, {"t": values, "i": chosen})["y"]
+    feeds = {"t": values, "i": np.asarray(rng.integers(-ROWS, ROWS, sizes(ids)), kind)}
+    inputs, node = f"{element}{table} t, {kind}{ids} i", f"Gather <axis = {axis}> (t, i)"
+    expected = run_whole(inputs, f"{element}{result}", node, feeds)
 
-    parts = []
-    for start, stop in bounds:
-        step = graph_of_node(inputs, f"{element}{result} y", node, stop - start)
-        facts = infer_facts(step, {})
-        names = expand_gather(
-            step.graph, step.graph.nodes[0], facts, rows=ROWS, first_row="first", row_count="count"
-        )
-        assert [n.name for n in step.graph.nodes] == names
-        part = np.take(values, range(start, stop), axis)
-        parts.append(run_graph(step, {"t": part, "i": chosen, **bound_feeds(start, stop)})["y"])
+    parts = [
+        run_part(start, stop, feeds | {"t": np.take(values, range(start, stop), axis)}, read_rows(axis))
+        for start, stop in bounds
+    ]
 
     np.testing.assert_array_equal(np.sum(parts, axis=0, dtype=values.dtype), expected)
 
@@ -75,69 +92,24 @@ def test_what_parts_read_adds_up_to_what_the_table_reads(
 @pytest.mark.parametrize("stray", [ROWS, -ROWS - 1])
 def test_an_id_of_no_row_gives_nan_on_every_rank(stray: int) -> None:
     for start, stop in ((0, 5), (5, 11)):
-        step = graph_of_node("double[R,3] t, int64[2] i", "double[2,3] y", "y = Gather (t, i)", stop - start)
-        facts = infer_facts(step, {})
-        expand_gather(step.graph, step.graph.nodes[0], facts, rows=ROWS, first_row="first", row_count="count")
-        feeds = {"t": np.ones((stop - start, 3)), "i": np.array([stray, 3]), **bound_feeds(start, stop)}
-        y = run_graph(step, feeds)["y"]
+        feeds = {"t": np.ones((stop - start, 3)), "i": np.array([stray, 3])}
+        y = run_part(start, stop, feeds, read_rows())
 
         assert np.isnan(y[0]).all()
         assert not np.isnan(y[1]).any()
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
-@pytest.mark.parametrize(("op", "table", "ids", "updates"), SCATTERS)
+@pytest.mark.parametrize(("table", "ids", "updates"), SCATTERS)
 def test_what_parts_add_is_what_the_table_adds(
-    op: str, table: str, ids: str, updates: str, bounds: list[tuple[int, int]]
+    table: str, ids: str, updates: str, bounds: list[tuple[int, int]]
 ) -> None:
     rng = np.random.default_rng(0)
     feeds = {"t": rng.normal(size=sizes(table)), "u": rng.normal(size=sizes(updates))}
     feeds["i"] = rng.integers(-ROWS, ROWS, sizes(ids))
-    inputs, outputs = f"double{table} t, int64{ids} i, double{updates} u", f"double{table} y"
-    node = f'y = {op} <reduction = "add"> (t, i, u)'
-    expected = run_graph(graph_of_node(inputs, outputs, node, ROWS), feeds)["y"]
+    inputs = f"double{table} t, int64{ids} i, double{updates} u"
+    expected = run_whole(inputs, f"double{table}", 'ScatterND <reduction = "add"> (t, i, u)', feeds)
 
-    parts = []
-    for start, stop in bounds:
-        step = graph_of_node(inputs, outputs, node, stop - start)
-        facts = infer_facts(step, {})
-        assert can_expand_scatter(step.graph.nodes[0], facts)
-        expand_scatter(
-            step.graph, step.graph.nodes[0], facts, rows=ROWS, first_row="first", row_count="count"
-        )
-        own = feeds | {"t": feeds["t"][start:stop], **bound_feeds(start, stop)}
-        parts.append(run_graph(step, own)["y"])
+    parts = [run_part(start, stop, feeds | {"t": feeds["t"][start:stop]}, add_rows) for start, stop in bounds]
 
     np.testing.assert_allclose(np.concatenate(parts), expected, 1e-12, 1e-12)
-
-
-@pytest.mark.parametrize("bounds", BOUNDS)
-def test_summed_rows_go_to_the_parts_that_have_them(bounds: list[tuple[int, int]]) -> None:
-    rng = np.random.default_rng(0)
-    ids, rows = rng.integers(0, ROWS, 9), rng.normal(size=(9, 3))
-    expected = np.zeros((ROWS, 3))
-    np.add.at(expected, ids, rows)
-
-    for start, stop in bounds:
-        step = graph_of_node(
-            "int64[9] i, double[9,3] r", "int64[n] u, double[n,3] s", "u, s = SumRows (i, r)", 1
-        )
-        step.graph.nodes[0].domain = "partc"
-        step.functions.append(sum_rows_function(21))
-        facts = infer_facts(step, {})
-        expand_scatter(
-            step.graph, step.graph.nodes[0], facts, rows=ROWS, first_row="first", row_count="count"
-        )
-        found = run_graph(step, {"i": ids, "r": rows, **bound_feeds(start, stop)})
-        part = np.zeros((stop - start, 3))
-        part[found["u"]] = found["s"]
-
-        np.testing.assert_allclose(part, expected[start:stop], 1e-12, 1e-12)
-
-
-def test_what_overwrites_rows_is_not_expanded() -> None:
-    step = graph_of_node(
-        "double[R,3] t, int64[2,1] i, double[2,3] u", "double[R,3] y", "y = ScatterND (t, i, u)", 4
-    )
-
-    assert not can_expand_scatter(step.graph.nodes[0], infer_facts(step, {}))

@@ -56,6 +56,16 @@ def test_rows_arrive_however_they_travel(method: str, cluster: str, batch: str, 
     assert_trains_as_one_device(done, random_batches(done.plan, 3))
 
 
+def test_an_input_that_is_left_out_waits_for_no_output_that_is_left_out(tmp_path: Path) -> None:
+    text = TABLE.replace("int64[1] last", "double most = {0.5}, int64[1] last")
+    text = text.replace("e = Gather", "low = Clip (t, , most) e = Gather").replace("(e, t)", "(e, low)")
+    training = training_of(text, {"ids": 0, "t": 0}, SLICES)
+
+    done = compile_step(training, tmp_path / "out", "2x2", forced({"E": "servers"}, {"E": ROWS}, 2, "global"))
+
+    assert_trains_as_one_device(done, random_batches(done.plan, 2))
+
+
 def only(done: Compiled, *ids: int) -> list[Batch]:
     batch = random_batches(done.plan, 1)[0]
     batch["ids"] = np.resize(np.array(ids), IDS)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx.numpy_helper import from_array
 
-from partc.compiler.commands.arguments import parse_axes
+from partc.compiler.commands.arguments.parse_options import parse_axes
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from partc.compiler.commands.update_arguments import parse_optimizer
+from partc.compiler.commands.arguments.parse_update_options import parse_optimizer
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.importing.import_training import import_training_graph

@@ -15,6 +15,8 @@ import pytest
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
 from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.interactive import stepper as stepper_module
+from partc.runtime.interactive.messages import Read
 from partc.runtime.interactive.stepper import Stepper
 from partc.runtime.jobs.results import TRAINED_FILE
 from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
@@ -115,8 +117,15 @@ def test_a_loss_that_is_no_number_ends_the_job_and_says_so(shared: Path) -> None
 def test_a_rank_that_is_killed_is_named(shared: Path) -> None:
     with Stepper(shared) as stepper:
         os.kill(process_of(stepper._job_folder, "member", "rank 1"), signal.SIGKILL)
+        with pytest.raises(RankFailed, match="cannot be reached"):
+            _send_for_ever(stepper, 1)  # it is unreachable before anybody knows why
         with pytest.raises(RankFailed, match="rank 1 died: signal 9"):
             stepper.run("loss", per_replica(stepper, BATCH))
+
+
+def _send_for_ever(stepper: Stepper, rank: int) -> None:
+    while True:
+        stepper._ranks.send(rank, Read("W"), {})
 
 
 def test_a_closed_stepper_leaves_nothing_and_does_nothing(tmp_path: Path) -> None:
@@ -155,6 +164,23 @@ def test_ranks_end_with_the_process_that_steps_them(shared: Path, then: str) -> 
     while any(map(is_alive, ranks)) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not any(map(is_alive, ranks))
+
+
+@pytest.mark.parametrize("interrupted", ["write_job", "write_record", "StepperEnd"])
+def test_an_interrupt_before_the_daemons_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = linear_all_reduce(tmp_path / "out", replicas=1)
+    monkeypatch.setattr(stepper_module, interrupted, interrupt)
+
+    with pytest.raises(KeyboardInterrupt) as told:
+        Stepper(folder, traced_steps=1)
+
+    assert told.tb  # which holds what the interrupted frames have: nothing was removed for want of a reader
+    assert not list(folder.glob(".run-*"))
 
 
 HOLD_A_STEPPER = """

@@ -24,7 +24,7 @@ def test_a_mesh_and_its_parts_are_told(tmp_path: Path) -> None:
     assert rows[("Wq", "Wk", "Wv")] == ("16 × 16", "axis 1 in 2 along tensor", "16 × 8")
     page = (compiled.folder.path / "report.html").read_text()
     assert "The workers are a mesh of data 2 × tensor 2." in page
-    assert "on a mesh of data 2 × tensor 2, 7 of them kept in parts" in page
+    assert "7 of them kept in parts, on a mesh of data 2 × tensor 2." in page
 
 
 def test_replicas_that_keep_everything_are_no_mesh(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import get_type_hints
 
-from partc.compiler.commands.arguments import parse_learning_rate
+from partc.compiler.commands.arguments.parse_options import parse_learning_rate
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.updates.loss_scaling import DynamicScale, LossScale, StaticScale
 from partc.compiler.differentiation.updates.optimizers import OPTIMIZERS, Optimizer

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from partc.compiler.commands.arguments import (
+from partc.compiler.commands.arguments.parse_options import (
     parse_axes,
     parse_batch_size,
     parse_endpoint,

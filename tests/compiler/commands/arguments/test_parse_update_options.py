@@ -5,13 +5,13 @@ from pathlib import Path
 import onnx
 import pytest
 
-from partc.compiler.commands.cli import main
-from partc.compiler.commands.update_arguments import (
+from partc.compiler.commands.arguments.parse_update_options import (
     parse_groups,
     parse_loss_scale,
     parse_optimizer,
     parse_schedule,
 )
+from partc.compiler.commands.cli import main
 from partc.compiler.differentiation.updates.adam import AdamW
 from partc.compiler.differentiation.updates.loss_scaling import DynamicScale, StaticScale
 from partc.compiler.differentiation.updates.optimizers import OPTIMIZERS, Adagrad, Momentum
@@ -93,7 +93,7 @@ def test_every_optimizer_can_be_asked_for(tmp_path) -> None:
 
 
 def test_every_optimizer_and_option_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "optimizers.md").read_text(encoding="utf-8")
 
     options = "clip-value clip-norm clip-global-norm schedule warmup accumulate ema loss-scale no-decay group"
     missing = [name for name in OPTIMIZERS if f"`{name}`" not in page]

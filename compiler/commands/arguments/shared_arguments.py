@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from partc.compiler.commands.arguments import parse_axes, parse_pairs
+from partc.compiler.commands.arguments.parse_options import parse_axes, parse_pairs
 from partc.compiler.commands.command_line import panels
 from partc.compiler.commands.command_line.completion import (
     GRAPHS,

@@ -1,0 +1,116 @@
+"""What the dimensions in a strategy mean to a node: a wish for each mesh axis.
+
+    "split": {"out:1": "tensor"}        axis 1 of the output along the mesh axis tensor
+
+A dimension is `batch` (the samples), `out:A` (axis A of the output) or `in:I:A` (axis A of operand I,
+which is summed); `/N` behind it means the inner factor behind N blocks. It is split along a mesh axis,
+by its name, or by the number of its parts: then along the first axis of as many that is free.
+"""
+
+import re
+from collections.abc import Mapping
+from math import prod
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.analysis import Analysis
+from partc.passes.graph.facts import Facts
+from partc.passes.layouts.configuration import Wish
+from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides, whole_axis
+from partc.passes.layouts.layouts import REPLICAS, Split
+from partc.passes.layouts.meshes import Mesh
+from partc.passes.layouts.strategy_meshes import BATCH
+from partc.passes.rules.sharding_rules import node_facts
+from partc.runtime.errors import BadStrategy, some_of
+
+DIMENSION = re.compile(
+    r"batch|(?:out:(?P<out>\d+)|in:(?P<operand>\d+):(?P<axis>\d+))(?:/(?P<outer>[1-9]\d*))?"
+)
+
+
+def wishes_of(
+    analysis: Analysis, node: gs.Node, split: Mapping[str, int | str], mesh: Mesh, at: str
+) -> dict[int, Wish]:
+    """Return what a node splits along every mesh axis: nothing along those that are not named."""
+    wishes = {axis: Wish(None) for axis in range(len(mesh.grid))}
+    known = node_facts(node, analysis.facts, analysis.zeros)
+    asked = [whole_axis(node) for _ in mesh.axes]
+    for dimension, parts in split.items():
+        where = f"{at}: split: {dimension}"
+        wish = _wish(node, analysis.facts, dimension, where)
+        for axis in _mesh_axes(mesh, parts, wishes, where):
+            if mesh.size(axis) == 1:
+                continue
+            if wish is None:
+                _check_divides_samples(mesh, axis, where)
+                del wishes[axis]
+                continue
+            wishes[axis] = wish
+            decision = decide_by_wish(known, wish, mesh.size(axis))
+            asked[axis] = decision or whole_axis(node)
+            if decision is None or not divides(mesh, known, decide_axes(mesh, asked)):
+                parts_asked = prod(mesh.size(a) for a, other in wishes.items() if other == wish)
+                raise BadStrategy(
+                    f"{node.op} {node.name!r} cannot split {dimension} into {parts_asked} parts",
+                    at=where,
+                    fix="`partc inspect --groups` lists what each op may split",
+                )
+    return wishes
+
+
+def _check_divides_samples(mesh: Mesh, axis: int, at: str) -> None:
+    if axis != REPLICAS:
+        raise BadStrategy(
+            f"samples along {mesh.axes[axis][0]!r}, which does not tell replicas apart",
+            at=at,
+            fix=f"divide them along {mesh.axes[REPLICAS][0]!r}, the mesh's first axis",
+        )
+
+
+def _wish(node: gs.Node, facts: Facts, dimension: str, at: str) -> Wish | None:
+    """Return what a dimension means for a node; None for the samples, which data parallelism splits."""
+    found = DIMENSION.fullmatch(dimension)
+    if found is None:
+        fix = "write batch, out:A or in:I:A, with /N behind it for the factor behind N blocks"
+        raise BadStrategy(f"no dimension {dimension!r}", at=at, fix=fix)
+    if dimension == BATCH:
+        return None
+    is_output = found["out"] is not None
+    operand = None if is_output else int(found["operand"])
+    if operand is not None and operand >= len(node.inputs):
+        fix = f"it has operands 0 to {len(node.inputs) - 1}"
+        raise BadStrategy(f"{node.name!r} has no operand {operand}", at=at, fix=fix)
+    axis = int(found["out"] if is_output else found["axis"])
+    tensor = node.outputs[0] if operand is None else node.inputs[operand]
+    if axis >= (rank := len(facts.shape(tensor.name))):
+        fix = f"axes count from 0: {tensor.name!r} has {rank}"
+        raise BadStrategy(f"{node.name!r} has no dimension {dimension}", at=at, fix=fix)
+    return Wish(Split(axis, int(found["outer"] or 1)), operand, at)
+
+
+def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) -> list[int]:
+    """Return the mesh axes that a dimension is split along."""
+    names = [name for name, _ in mesh.grid]
+    if isinstance(parts, str):
+        if unknown := [name for name in parts.split("*") if name not in names]:
+            raise BadStrategy(f"unknown mesh axis {unknown[0]!r}", at=at, fix=f"use one of {some_of(names)}")
+        asked = [names.index(name) for name in parts.split("*")]
+        if taken := [a for n, a in enumerate(asked) if a in asked[:n] or _is_taken(used, a)]:
+            raise BadStrategy(
+                f"mesh axis {names[taken[0]]!r} splits two dimensions of one op",
+                at=at,
+                fix="name each axis once for an op",
+            )
+        return asked
+    free = [a for a in range(len(names)) if not _is_taken(used, a) and mesh.size(a) == parts]
+    if not free and parts != 1:
+        sizes = ", ".join(f"{name} has {size}" for name, size in mesh.grid)
+        raise BadStrategy(
+            f"no mesh axis of {parts} parts is left", at=at, fix=f"use those there are: {sizes}"
+        )
+    return free[:1]
+
+
+def _is_taken(used: Mapping[int, Wish], axis: int) -> bool:
+    """Tell whether an axis splits a dimension already; one that divides samples has no wish."""
+    return axis not in used or used[axis].split is not None
