@@ -22,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(slots=True, eq=False)
-class Chunk:
+class PendingCollectives:
     """Collectives under way, and how to begin those that follow when they are complete."""
 
     requests: Sequence[MPI.Request]
@@ -35,7 +35,7 @@ class Group:
 
     first: MPI.Intracomm
     second: MPI.Intracomm
-    queue: deque[Chunk] = field(default_factory=deque)
+    queue: deque[PendingCollectives] = field(default_factory=deque)
 
 
 class MPIHandle(ABC):
@@ -68,7 +68,7 @@ class MPIHandle(ABC):
         self._complete = True
         return True
 
-    def _advance(self, chunk: Chunk) -> bool:
+    def _advance(self, chunk: PendingCollectives) -> bool:
         if not MPI.Request.Testall(chunk.requests):
             return False
         if chunk.begin_second is None:
@@ -80,7 +80,7 @@ class MPIHandle(ABC):
         return False
 
     @abstractmethod
-    def _begin(self, comm: MPI.Intracomm) -> Sequence[Chunk]:
+    def _begin(self, comm: MPI.Intracomm) -> Sequence[PendingCollectives]:
         """Begin the collectives of all first phases."""
 
     def _land(self) -> None:  # noqa: B027 (rows lie where they belong)
