@@ -43,7 +43,7 @@ from partc.cost.simulation.timeline import simulate
 from partc.cost.strategy import Strategy
 from partc.models.catalogue import build_model
 from partc.passes.search.operator_space import data_parallel_config
-from partc.runtime.errors import PartcError
+from partc.runtime.errors import PartcError, Stopped
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.log import silent_log
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
@@ -189,6 +189,8 @@ def compare(work: str, name: str, cluster: Cluster, strategies: int, rounds: int
             for number, candidate in enumerate(candidates):
                 try:
                     times_s[number].append(_step_s(candidate))
+                except Stopped:
+                    raise
                 except PartcError as error:
                     failed[number] = str(error).partition("\n")[0]
     return [

@@ -209,11 +209,9 @@ class _Search:
         until_s = self._limit.early_until_s(NAMED_SHARE)
         names: Iterable[str] = names_for(self._first.worker_hosts)
         if not self._first.analysis.per_replica:
-            names = (
-                promise.name
-                for promise in rank_names(self._first, names)
-                if not promise.is_far_from(self.best.step_s)
-            )
+            data_parallel_s = self._data_parallel.step_s if self._data_parallel else None
+            ranked = rank_names(self._first, names, data_parallel_s)
+            names = (promise.name for promise in ranked if promise.least_s <= self.best.step_s)
         for name in names:
             if time.monotonic() + self._price.usual_s > until_s:
                 return

@@ -161,7 +161,8 @@ def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Lay
     whole = wanted.with_along(change.axis, Replicate())
     graph = lowering.graph
     is_local = change.axis == graph.meshes.microbatch_axis  # each rank makes the sum itself
-    if is_local or (tensor, change.axis) in graph.made_whole or not graph.has_fixed_pieces(tensor, whole):
+    is_summed = (tensor, change.axis) in graph.made_whole | graph.summed_anyway
+    if is_local or is_summed or not graph.has_fixed_pieces(tensor, whole):
         return cut_part(lowering, tensor, lowering.need(tensor, whole), wanted, change)
     operand = lowering.need(tensor, change.before)
     result = _result(lowering, tensor, wanted)

@@ -114,7 +114,8 @@ class Daemon:
         self._watch = VariableWatch(self._plan, self._rank, self._executor.environment)
         self._barriers = Barriers(world, complete)
         self._saving = self._make_saving()
-        self._patience = Patience(spin_s_for(_threads_on_machine(self._rank, world)), self._job.deadline_s)
+        self._neighbours = _ranks_on_machine(world)
+        self._patience = Patience(spin_s_for(self._threads_on_machine()), self._job.deadline_s)
         self._feeds: dict[str, Array] = {}  # of the step
         self._reporter = Reporter(self._job, self._job.first_step)
         self._wait_reporter = WaitReporter(self._job, f"rank {world.rank}")
@@ -263,10 +264,13 @@ class Daemon:
         return InitialValues(folder, given)
 
     def _write_times(self, recorder: Recorder) -> None:
-        offset_s, uncertainty_s = offset_to_first(self._world, self._variables.barrier)
-        threads, cores = _threads_on_machine(self._rank, self._world), len(os.sched_getaffinity(0))
+        offset_s, uncertainty_s = offset_to_first(self._world, self._neighbours, self._variables.barrier)
+        threads, cores = self._threads_on_machine(), len(os.sched_getaffinity(0))
         times = RankTimes(offset_s, uncertainty_s, recorder.steps(), threads, cores)
         write_record(times_file(self._folder, self._rank.rank), times)
+
+    def _threads_on_machine(self) -> int:
+        return len(self._neighbours) * self._rank.threads
 
     def _write_report(self, steps_per_s: float) -> None:
         traffic = self._transport.traffic
@@ -295,12 +299,12 @@ def _rank_of(plan: Plan, world: MPI.Intracomm) -> Rank:
     return next(rank for rank in plan.ranks if rank.rank == world.rank)
 
 
-def _threads_on_machine(rank: Rank, world: MPI.Intracomm) -> int:
+def _ranks_on_machine(world: MPI.Intracomm) -> list[int]:
     # Several hosts of a plan may be one machine: ask MPI.
     neighbours = world.Split_type(MPI.COMM_TYPE_SHARED)
-    threads = neighbours.size * rank.threads
+    ranks = neighbours.group.Translate_ranks(None, world.group)
     neighbours.Free()
-    return threads
+    return list(ranks)
 
 
 if __name__ == "__main__":

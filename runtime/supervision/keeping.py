@@ -36,7 +36,12 @@ from partc.runtime.supervision.messages import (
     Reported,
     StopRequested,
 )
-from partc.runtime.supervision.process_state import process_state, remove_segments, shared_segments
+from partc.runtime.supervision.process_state import (
+    ProcessState,
+    process_state,
+    remove_segments,
+    shared_segments,
+)
 from partc.runtime.supervision.track_memory import read_note
 from partc.runtime.transports.locked_sockets import is_refused, lock, read_key
 
@@ -197,12 +202,16 @@ class _Member:
         passed_s = min(now_s - self._looked_s, 1.0)
         self._looked_s = now_s
         state = process_state(self._child)
-        moved = state is not None and not state.is_stopped and state.cpu_ticks != self._cpu_ticks
+        moved = state is not None and not state.is_stopped and self._runs(state)
         self._cpu_ticks = -1 if state is None else state.cpu_ticks
         judged = state is not None and (state.is_stopped or (self._has_beaten and self.told is not None))
         self._still_s = 0.0 if said or moved or not judged else self._still_s + passed_s
         if self.is_changing or now_s - self._mapped_s > _SEGMENTS_EVERY_S:
             self._note_segments()
+
+    def _runs(self, state: ProcessState) -> bool:
+        """Tell whether it has used a core since, or waits for one: seconds on a busy machine."""
+        return state.is_ready or state.cpu_ticks != self._cpu_ticks
 
     def beat(self, host: str) -> Beat:
         """Return how it is."""

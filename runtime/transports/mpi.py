@@ -9,9 +9,11 @@ from partc.runtime.transports.communication import ROW_KINDS, Part
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from partc.runtime.transports.mover import Mover
 from partc.runtime.transports.mpi_dense import DenseHandle
-from partc.runtime.transports.mpi_handle import Group, MPIHandle
+from partc.runtime.transports.mpi_handle import Group, MPIHandle, Requests
 from partc.runtime.transports.mpi_rows import RowsHandle
 from partc.runtime.transports.transport import Handle, Traffic
+
+LOOKS = 3  # at a time: what MPI moves in one lets it begin the next (docs/decisions/063)
 
 
 class MPITransport:
@@ -21,13 +23,14 @@ class MPITransport:
         self.traffic = Traffic()
         self._alone = InMemoryTransport(Board())
         self._under_way: list[MPIHandle] = []
+        self._requests = Requests()
         self._groups: dict[tuple[int, ...], Group] = {}
         self._mover = Mover(self._advance)
         # Sorted, so that all ranks create their common communicators in one order.
         for members in sorted({members for groups in plan.groups.values() for members in groups}):
             if world.rank in members and len(members) > 1:
                 first = world.Create_group(world.group.Incl(members))
-                self._groups[members] = Group(first, first.Dup())
+                self._groups[members] = Group(first, first.Dup(), self._requests)
 
     def start(self, part: Part) -> Handle:
         """Begin a communication."""
@@ -60,6 +63,11 @@ class MPITransport:
         return handle
 
     def _advance(self) -> None:
+        for _ in range(LOOKS):
+            if self._requests.move():
+                self._end_complete()
+
+    def _end_complete(self) -> None:
         for handle in [handle for handle in self._under_way if handle.advance()]:
             self._under_way.remove(handle)
             self.traffic.count_complete(handle.part, handle.rows())

@@ -19,6 +19,7 @@ from onnx import numpy_helper
 
 from partc.compiler.differentiation.parameters.decision import ParameterDecision, constant, trained, undecided
 from partc.compiler.differentiation.parameters.exporter_facts import (
+    FOLDED_BY_TORCHSCRIPT,
     ExporterFacts,
     exporter_facts,
     is_torchscript,
@@ -70,16 +71,16 @@ def _decide_initializer(evidence: _Evidence, tensor: onnx.TensorProto) -> Parame
     """Decide an initializer."""
     if (decision := _by_exporter(evidence, tensor)) is not None:
         return decision
-    values = values_of(tensor, evidence.folder)
-    is_number = element_count(tensor.dims) == 1
-    if evidence.is_torchscript and is_number and not tensor.name.startswith("onnx::"):
+    values, places = values_of(tensor, evidence.folder), evidence.places.of(tensor.name)
+    is_number = element_count(tensor.dims) == 1 and DataUse.WEIGHT not in places
+    if evidence.is_torchscript and is_number and not tensor.name.startswith(FOLDED_BY_TORCHSCRIPT):
         # As numbers they would be nodes: these are attributes of the module, which may be buffers.
         return undecided("single numbers that the module holds: parameters or buffers")
     if not tensor.dims:
         return constant("numbers without axes")
     if values.is_mask:
         return constant("masks: infinite or huge values")
-    return _decide_by_place(evidence.places.of(tensor.name), values)
+    return _decide_by_place(places, values)
 
 
 def _by_exporter(evidence: _Evidence, tensor: onnx.TensorProto) -> ParameterDecision | None:

@@ -53,6 +53,7 @@ class DataUse(Enum):
 class _Reading:
     node: onnx.NodeProto
     index: int
+    shape: Shape | None  # of what is read, before it was repeated
 
 
 class DataUses:
@@ -60,11 +61,11 @@ class DataUses:
 
     def __init__(self, graph: onnx.GraphProto, types: Types, candidates: Iterable[str]) -> None:
         self._types = types
-        self._readers: dict[str, list[_Reading]] = {}
+        self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         self._makers = {name: node for node in graph.node for name in node.output}
         for node in graph.node:
             for index, name in enumerate(node.input):
-                self._readers.setdefault(name, []).append(_Reading(node, index))
+                self._readers.setdefault(name, []).append((node, index))
         initializers = {tensor.name for tensor in graph.initializer}
         self._data = _reachable_from(graph, {value.name for value in graph.input} - initializers)
         weights = [
@@ -77,16 +78,21 @@ class DataUses:
         return frozenset(self._place(reading) for reading in self._readings(name))
 
     def _readings(self, name: str) -> list[_Reading]:
-        """Follow a tensor through what is computed without data, to where data is read beside it."""
-        readings, queue, visited = [], [name], {name}
+        """Follow a tensor through what is computed without data, to where data is read beside it.
+
+        Rows that are read from it by constant ids are rows of a table.
+        """
+        readings, queue, visited = [], [(name, self._shape(name))], {name}
         while queue:
-            for reading in self._readers.get(queue.pop(), []):
-                outputs = set(reading.node.output)
-                if outputs & self._data:
-                    readings.append(reading)
-                else:
-                    queue += outputs - visited
-                    visited |= outputs
+            name, shape = queue.pop()
+            for node, index in self._readers.get(name, []):
+                outputs = set(node.output)
+                if outputs & self._data or (node.op_type == "Gather" and index == 0):
+                    readings.append(_Reading(node, index, shape))
+                    continue
+                repeats = node.op_type == "Expand"
+                queue += [(o, shape if repeats else self._shape(o)) for o in outputs - visited]
+                visited |= outputs
         return readings
 
     def _place(self, reading: _Reading) -> DataUse:
@@ -98,7 +104,7 @@ class DataUses:
             return DataUse.OTHER
         if not self._learned.intersection(others):
             return DataUse.RAW
-        own, other_shape = self._shape(node.input[index]), self._shape(others[0])
+        own, other_shape = reading.shape, self._shape(others[0])
         if own is None or other_shape is None:
             return DataUse.OTHER
         if node.op_type == "Concat":
