@@ -60,7 +60,7 @@ Show = Callable[[Priced, Priced | None], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The answer of a search: the quickest, and data parallelism; how many were priced, and could not be.
 
     `data_parallel`: None where it does not fit in memory.
@@ -83,7 +83,7 @@ def search_strategies(
     options: Options,
     asked: SearchOptions,
     show: Show,
-) -> Found:
+) -> SearchResult:
     """Return the quickest strategy found within a budget. Raises what data parallelism is refused with, for
     lack of memory only if no named strategy fits; and BadUsage where a method cannot be used.
 
@@ -104,7 +104,7 @@ def search_strategies(
         search.remarks.append("what was under way when the budget was spent was given up")
     except KeyboardInterrupt:
         search.remarks.append("it was interrupted")
-    return Found(
+    return SearchResult(
         search.best,
         start,
         search.proposals,

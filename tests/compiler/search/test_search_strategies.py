@@ -19,7 +19,7 @@ from partc.compiler.differentiation.updates.optimizers import Adam
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchMethod, SearchOptions
 from partc.compiler.search import search_strategies
-from partc.compiler.search.search_strategies import Found
+from partc.compiler.search.search_strategies import SearchResult
 from partc.compiler.search.walk_tasks import TaskWalk
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.compiler.verification.verify import launch_in_process, verify
@@ -60,7 +60,7 @@ def wide_mlp() -> onnx.ModelProto:
     return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
 
 
-def data_parallel_s(found: Found) -> float:
+def data_parallel_s(found: SearchResult) -> float:
     assert found.data_parallel is not None, "it fits"
     return found.data_parallel.step_s
 
@@ -107,7 +107,7 @@ def test_a_batch_per_replica_keeps_its_replicas() -> None:
 
 
 @cache
-def found_by(method: SearchMethod) -> Found:
+def found_by(method: SearchMethod) -> SearchResult:
     """Return what a method finds in some proposals: in no time, so that it is the same everywhere."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search_strategies, "names_for", lambda hosts: ["tensor=4"])
