@@ -28,7 +28,7 @@ from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.compiler.search.name_what_fits import may_share_variables, name_what_fits
 from partc.compiler.search.place_operators import place_operators
-from partc.compiler.search.search_strategies import Found, Show, search_strategies
+from partc.compiler.search.search_strategies import SearchResult, Show, search_strategies
 from partc.compiler.settle_options import fill_sizes, settle_options
 from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
@@ -154,7 +154,7 @@ def search(
     cluster: str | Path | Cluster,
     options: Options,
     show: Show = lambda best, data_parallel: None,
-) -> Found:
+) -> SearchResult:
     """Find a quick strategy as `options.search` asks for it. Raises PartcError.
 
     `show` is told of each improvement, and of data parallelism. `options.strategy` is not asked for.

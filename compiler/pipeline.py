@@ -13,6 +13,7 @@ from partc.compiler import stages
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.output.plan_files import PlanFiles
+from partc.compiler.planning.stopwatch import paused_collection
 from partc.cost.cluster.cluster import Cluster
 from partc.passes.graph.training_graph import TrainingGraph
 
@@ -83,6 +84,7 @@ def compile_graph(training: TrainingGraph, cluster: Cluster, out: Path, options:
     return write_plan(compilation, out)
 
 
+@paused_collection()
 def write_plan(compilation: Compilation, out: Path) -> Compilation:
     """Write what was decided and lowered into `out`, which appears whole or not at all. Raises PartcError."""
     with PlanFiles(out, compilation.options.force) as compilation.files:

@@ -1,6 +1,8 @@
-"""Imports point one way: compiler > passes > cost > runtime. models stands alone."""
+"""Imports point one way: compiler > passes > cost > runtime. models stands alone. Names have one meaning."""
 
 import ast
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -13,6 +15,7 @@ MAY_IMPORT = {name: set(ORDER[i:]) for i, name in enumerate(ORDER)}
 MAY_IMPORT["compiler"].add("models")
 MAY_IMPORT["models"] = {"models"}
 SOURCES = [path for name in MAY_IMPORT for path in sorted((ROOT / name).rglob("*.py"))]
+PUBLIC_CLASS = re.compile(r"^ *class ([A-Za-z]\w*)", re.MULTILINE)
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 
@@ -142,3 +145,29 @@ def test_every_source_folder_is_installed() -> None:
     missing = {folder for folder in folders if f'"partc.{folder}"' not in pyproject}
 
     assert missing == set()
+
+
+def shared_names(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return each public name that several classes have, and their modules. `sources`: module -> its text."""
+    modules: defaultdict[str, list[str]] = defaultdict(list)
+    for module, source in sources.items():
+        for name in PUBLIC_CLASS.findall(source):
+            modules[name].append(module)
+    return {name: found for name, found in modules.items() if len(found) > 1}
+
+
+def test_two_classes_of_one_name_are_seen() -> None:
+    sources = {
+        "partc.cost.a": "class Move:\n    class Kind: pass\nclass _Row: pass",
+        "partc.runtime.b": "class Move(Record): pass\nclass _Row: pass",
+        "partc.runtime.c": "from partc.runtime.b import Move\nclass Kind: pass",
+    }
+
+    assert shared_names(sources) == {
+        "Move": ["partc.cost.a", "partc.runtime.b"],
+        "Kind": ["partc.cost.a", "partc.runtime.c"],
+    }
+
+
+def test_a_public_class_name_stands_for_one_thing() -> None:
+    assert shared_names(texts_of([*SOURCES, *(ROOT / "partc").rglob("*.py")])) == {}

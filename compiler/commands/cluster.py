@@ -28,7 +28,7 @@ from partc.cost.network.topology import Network
 from partc.cost.network.traffic import seconds_of
 from partc.runtime.engines.machines import Machine, Machines
 from partc.runtime.errors import BadUsage
-from partc.runtime.jobs.measure import Probe, Sample, measure
+from partc.runtime.jobs.measure import Probe, Timing, measure
 
 MESSAGE_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 23)
 TOGETHER_BYTES = (1 << 16, 1 << 22)
@@ -51,7 +51,7 @@ class MeasuredCluster:
 
     cluster: Cluster
     lines: dict[tuple[str, str], Line]
-    checks: tuple[tuple[Sample, float], ...]  # (sample, predicted seconds)
+    checks: tuple[tuple[Timing, float], ...]  # (sample, predicted seconds)
 
     def record(self, output: str) -> ClusterMeasured:
         """Return the document of --json."""
@@ -145,7 +145,7 @@ def _is_shared_out(host: Host) -> bool:
 
 
 def _products(
-    samples: Sequence[Sample], hosts: Sequence[str], threads: Sequence[int]
+    samples: Sequence[Timing], hosts: Sequence[str], threads: Sequence[int]
 ) -> dict[str, list[tuple[int, float, float]]]:
     """Return by host what each of its ranks computes with, and takes for a product alone and crowded."""
     took_s = {(sample.kind, sample.ends[0]): sample.seconds for sample in samples}
@@ -170,7 +170,7 @@ def _rounds(hosts: Sequence[str], addresses: Mapping[str, str]) -> tuple[tuple[t
     return (*inside, *((pair,) for pair in across))
 
 
-def _predicted_s(sample: Sample, network: Network, ends: Sequence[str]) -> float:
+def _predicted_s(sample: Timing, network: Network, ends: Sequence[str]) -> float:
     if sample.kind == "all_reduce":
         phases = collectives.all_reduce(network, ends, sample.nbytes)
     else:

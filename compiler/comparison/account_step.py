@@ -11,7 +11,7 @@ from partc.compiler.report.measure_traffic import lane_name
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import lane_loads
-from partc.cost.simulation.critical_path import Part, critical_path
+from partc.cost.simulation.critical_path import PathPart, critical_path
 from partc.cost.simulation.timeline import phases_of
 from partc.cost.step_account import StepAccount, Term
 from partc.runtime.execution.recorder import StepTimes
@@ -75,15 +75,15 @@ class _Terms:
     def _network(self) -> Network:
         return Network(self._cluster)
 
-    def of(self, parts: Iterable[Part], count: int) -> tuple[Term, ...]:
+    def of(self, parts: Iterable[PathPart], count: int) -> tuple[Term, ...]:
         """Return the terms of a path over `count` steps, the longest first."""
-        alike: dict[tuple[str, str, str], list[Part]] = {}
+        alike: dict[tuple[str, str, str], list[PathPart]] = {}
         for part in parts:
             alike.setdefault((part.kind, *self._name(part)), []).append(part)
         terms = [self._term(group, name, same, count) for (_, group, name), same in alike.items()]
         return tuple(sorted(terms, key=lambda term: -term.seconds))
 
-    def _name(self, part: Part) -> tuple[str, str]:
+    def _name(self, part: PathPart) -> tuple[str, str]:
         """Return what a part is in any plan, and in this one."""
         match part.instruction:
             case Run() as run:
@@ -103,7 +103,7 @@ class _Terms:
             return "the update on servers" if updates else "on servers"
         return "the update" if updates else "forward and backward"
 
-    def _term(self, group: str, name: str, parts: Sequence[Part], count: int) -> Term:
+    def _term(self, group: str, name: str, parts: Sequence[PathPart], count: int) -> Term:
         seconds = sum(part.seconds for part in parts) / count
         by_rank = {rank: sum(p.seconds for p in parts if p.rank == rank) for rank in {p.rank for p in parts}}
         rank = max(sorted(by_rank), key=by_rank.__getitem__)
@@ -116,7 +116,7 @@ class _Terms:
         rate = _rate(parts, [amount for _, amount in loads])
         return Term(kind, group, name, seconds, rank, link, amount, rate)
 
-    def _load(self, part: Part) -> tuple[str, float]:
+    def _load(self, part: PathPart) -> tuple[str, float]:
         """Return the link that a communication occupies longest, and the bytes that pass it."""
         start = part.instruction
         assert isinstance(start, Start)
@@ -132,7 +132,7 @@ class _Terms:
         return self._loads[key]
 
 
-def _rate(parts: Sequence[Part], amounts: Sequence[float]) -> float | None:
+def _rate(parts: Sequence[PathPart], amounts: Sequence[float]) -> float | None:
     """Return the bytes a second while communications were under way, of those whose ends are known."""
     known = [
         ((part.begun_s, part.end_s), amount)

@@ -72,19 +72,27 @@ class PriceChanges:
         return WhatIf(WHAT_IF_FORMAT, price, describe_decisions(compilation), hosts, batch, tuple(found))
 
     def _compiled(self, changes: list[Change], compilation: Compilation) -> Iterator[Change]:
-        """Yield the changes that are compiled anew: the first ones, and those behind them that are quick."""
+        """Yield the changes that are compiled anew: the first ones, then the quick ones, then others."""
         left = COMPILED_NODES // max(1, len(compilation.training.graph.nodes))
         if len(ranks_of(self.cluster)) >= MANY_RANKS:
             left = 0
-        some = LEAST_COMPILED
-        for change in changes:
-            if change.reason:
-                continue
+        open_ones = [change for change in changes if not change.reason]
+        first, rest = open_ones[:LEAST_COMPILED], open_ones[LEAST_COMPILED:]
+        yield from first
+        left -= sum(map(self._compilations, first))
+        for change in sorted(rest, key=self._compilations):
+            left -= self._compilations(change)
+            if left < 0:
+                return
+            yield change
+
+    def _compilations(self, change: Change) -> int:
+        """Return what compiling a change takes, in compilations of a strategy by its name."""
+        try:
             _, options = change.apply(self.cluster, self.options)
-            takes = COMPILATIONS.get(str(options.strategy), 1)
-            if takes <= left or some > 0:
-                yield change
-                left, some = left - takes, some - 1
+        except InputError:  # which pricing it says
+            return 1
+        return COMPILATIONS.get(str(options.strategy), 1)
 
     def _price(self, change: Change, compilation: Compilation, is_compiled: bool) -> PricedChange:
         told = (change.dimension, change.value, change.meaning)

@@ -54,6 +54,7 @@ class ChangeTable:
     rows: tuple[ChangeRow, ...]
     plan_alone: Mapping[str, list[str]]
     without_price: Mapping[str, list[str]]
+    unnamed: str = UNKNOWN  # the value where nothing of the dimension can be changed
 
 
 def what_if_tables(what_if: WhatIf) -> tuple[ChangeTable, ...]:

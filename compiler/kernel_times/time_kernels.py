@@ -24,7 +24,7 @@ from onnx import helper
 
 from partc.compiler.kernel_times.kernel_models import CannotRun, KernelLibrary, feeds_of
 from partc.passes.scheduling.kernels import Kernel, Operand, parse_kernel
-from partc.runtime.execution.device import INEXACT_IN_DOUBLE, UNSOUND, Device, open_session
+from partc.runtime.execution.device import INEXACT_IN_DOUBLE, UNSOUND, ExecutionDevice, open_session
 
 COLD_BYTES = 64 * 2**20  # twice the last cache of the machine of decision 25
 MOST_COPIES = 32
@@ -60,15 +60,15 @@ class Setting(msgspec.Struct, frozen=True):
     functions: str
 
     @property
-    def device(self) -> Device:
+    def device(self) -> ExecutionDevice:
         """Return the device."""
-        return Device("gpu" if self.kind == "gpu" else "cpu", self.index, self.threads)
+        return ExecutionDevice("gpu" if self.kind == "gpu" else "cpu", self.index, self.threads)
 
 
 class Timer:
     """Times kernels on a device."""
 
-    def __init__(self, library: KernelLibrary, device: Device, folder: Path) -> None:
+    def __init__(self, library: KernelLibrary, device: ExecutionDevice, folder: Path) -> None:
         self._library, self._device, self._path = library, device, folder / "kernel.onnx"
         self._nothing_s: dict[int, float] = {}  # copies -> of a session that computes nothing
 
@@ -104,7 +104,9 @@ class Timer:
 class _BoundCopies:
     """Copies of a kernel, bound to operands: the same ones where they are hot, else each to its own."""
 
-    def __init__(self, session: ort.InferenceSession, device: Device, kernel: Kernel, copies: int) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, device: ExecutionDevice, kernel: Kernel, copies: int
+    ) -> None:
         self._session = session
         self._binding = session.io_binding()
         self._kept: list[tuple[np.ndarray, ort.OrtValue]] = []
@@ -130,7 +132,7 @@ class _BoundCopies:
             else:
                 self._binding.bind_output(output.name, device.memory, device.index)
 
-    def _place(self, device: Device, value: np.ndarray) -> ort.OrtValue:
+    def _place(self, device: ExecutionDevice, value: np.ndarray) -> ort.OrtValue:
         self._kept.append((value, device.place(value)))
         return self._kept[-1][1]
 

@@ -29,7 +29,7 @@ from partc.passes.scheduling.bucket_communications import (
     bucket_communications,
     whole_shapes,
 )
-from partc.passes.scheduling.divide_pieces import Piece, divide_pieces
+from partc.passes.scheduling.divide_pieces import BucketPiece, divide_pieces
 from partc.passes.scheduling.lead_first import lead_first
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
@@ -209,7 +209,7 @@ def _slowest_link(cluster: Cluster) -> float:
     return min((link.bytes_per_s for link in cluster.links), default=sys.float_info.max)
 
 
-def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[Piece]]:
+def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[BucketPiece]]:
     """Return communication -> its member's pieces, where segments read or write these."""
     return {
         node.name: pieces

@@ -83,7 +83,7 @@ class _Reasons:
         return SharedPipeline(line.times, line.ahead, line.nbytes, line.shared, stages, traffic)
 
     def _parted(self, starts: Sequence[int]) -> dict[str, frozenset[str]]:
-        """Return what several stages would read: weights, or forms of them -> variables; the largest first."""
+        """Return what several stages would read: weights, or what is made of them -> variables."""
         analysis, places = self.compilation.analysis, self.line.places.nodes
         training, nbytes = analysis.training, analysis.facts.nbytes
         nodes = [node for node in training.graph.nodes if node.name in analysis.main]

@@ -1,6 +1,6 @@
 """What nodes and messages of a pipeline's stages take on a cluster, each by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -8,9 +8,11 @@ from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.network import collectives
 from partc.cost.network.topology import Network
-from partc.cost.network.traffic import seconds_of
+from partc.cost.network.traffic import Phases, seconds_of
 from partc.cost.simulation.roofline import node_s, start_s
 from partc.passes.search.shared_weights import SentSeconds
+
+MessagePhases = Callable[[Network, Sequence[str], float], Phases]  # of a message's members and bytes
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class StagePrices:
 
     cluster: Cluster
     _nodes: dict[tuple[int, int], float] = field(default_factory=dict)
-    _sums: dict[tuple[float, tuple[int, ...]], float] = field(default_factory=dict)
+    _messages: dict[tuple[MessagePhases, float, tuple[int, ...]], float] = field(default_factory=dict)
 
     @cached_property
     def _ranks(self) -> tuple[ClusterRank, ...]:
@@ -58,9 +60,29 @@ class StagePrices:
 
     def sum_s(self, nbytes: float, members: Sequence[int]) -> float:
         """Return what an AllReduce of so many bytes takes among workers, by number."""
-        key = nbytes, tuple(members)
-        if key not in self._sums:
+        return self._message_s(collectives.all_reduce, nbytes, members)
+
+    def scatter_s(self, nbytes: float, members: Sequence[int]) -> float:
+        """Return what a ReduceScatter of so many bytes takes: each keeps an equal part of the sum."""
+        return self._message_s(_reduce_scatter, nbytes, members)
+
+    def gather_s(self, nbytes: float, members: Sequence[int]) -> float:
+        """Return what an AllGather of so many bytes takes, of which each has an equal part."""
+        return self._message_s(_all_gather, nbytes, members)
+
+    def _message_s(self, phases: MessagePhases, nbytes: float, members: Sequence[int]) -> float:
+        key = phases, nbytes, tuple(members)
+        if key not in self._messages:
             names = [self._workers[member] for member in members]
-            summed = collectives.all_reduce(self._network, names, nbytes)
-            self._sums[key] = PER_COMMUNICATION_S + seconds_of(self._network, summed)
-        return self._sums[key]
+            self._messages[key] = PER_COMMUNICATION_S + seconds_of(
+                self._network, phases(self._network, names, nbytes)
+            )
+        return self._messages[key]
+
+
+def _reduce_scatter(network: Network, members: Sequence[str], nbytes: float) -> Phases:
+    return collectives.reduce_scatter(network, members, [nbytes / len(members)] * len(members))
+
+
+def _all_gather(network: Network, members: Sequence[str], nbytes: float) -> Phases:
+    return collectives.all_gather(network, members, [nbytes / len(members)] * len(members))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.choices.describe_mesh import describe_grid
-from partc.compiler.report.describe_program import is_server
+from partc.compiler.report.describe_program import is_idle, is_server
 from partc.compiler.report.measure_traffic import StepTraffic
 from partc.compiler.report.units import count, join_words, plural, seconds, size
 from partc.cost.assignment.synchronisation import Choice
@@ -148,7 +148,7 @@ def _figures(compilation: Compilation, traffic: StepTraffic) -> tuple[Figure, ..
     sent = [sent for _, sent in traffic.hosts.values()]
     parameters = sum(choice.bytes for choice in compilation.costs.choices)
     servers = sum(is_server(plan, rank) for rank in plan.ranks)
-    idle = sum(rank.replica is None and not is_server(plan, rank) for rank in plan.ranks)
+    idle = sum(is_idle(plan, rank) for rank in plan.ranks)
     samples = samples_per_step(plan)
     speed = f"{count(samples / step_s)} samples/s" if samples and step_s else "samples per step unknown"
     return (

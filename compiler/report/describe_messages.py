@@ -45,8 +45,19 @@ _WHOM = {
 }
 
 
-# Ops that join rows, or lay them out otherwise; Mod: ids that count from the end.
-_LAYING_OUT = ("Concat", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Cast", "Mod")
+# Ops that join rows, or lay them out otherwise; Mod: ids that count from the end; Stack: those of replicas.
+_LAYING_OUT = (
+    "Concat",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Identity",
+    "Cast",
+    "Mod",
+    "Stack",
+)
 
 
 @dataclass(frozen=True, slots=True)

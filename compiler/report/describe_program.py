@@ -119,6 +119,11 @@ def is_server(plan: Plan, rank: Rank) -> bool:
     )
 
 
+def is_idle(plan: Plan, rank: Rank) -> bool:
+    """Tell whether a rank has nothing to do: a host's server where variables live on the workers."""
+    return rank.replica is None and not is_server(plan, rank) and not instructions_of(plan, rank)
+
+
 def roles_of(plan: Plan, rank: Rank) -> tuple[Site, ...]:
     """Return the sites that a rank plays. A worker is a server too where it keeps something for all."""
     return tuple(s for s in rank.sites if s != "server" or rank.sites == (s,) or is_server(plan, rank))

@@ -90,7 +90,7 @@ EXPLANATIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class LegendEntry:
     """What a colour of the timeline means."""
 
     kind: str
@@ -98,11 +98,11 @@ class Key:
 
 
 KEYS = (
-    Key("compute", "computing"),
-    Key("all_reduce", "AllReduce"),
-    Key("all_gather", "AllGather(v), ReduceScatter"),
-    Key("servers", "to and from servers"),
-    Key("transfer", "between stages, operators\u2019 devices and neighbours"),
+    LegendEntry("compute", "computing"),
+    LegendEntry("all_reduce", "AllReduce"),
+    LegendEntry("all_gather", "AllGather(v), ReduceScatter"),
+    LegendEntry("servers", "to and from servers"),
+    LegendEntry("transfer", "between stages, operators\u2019 devices and neighbours"),
 )
 
 _METHODS = {

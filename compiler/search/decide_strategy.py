@@ -19,6 +19,7 @@ from partc.compiler.importing.read_annotations import has_annotations, strategy_
 from partc.compiler.options import Options
 from partc.compiler.pipeline import ROW_ESTIMATE, PipelinePhase, run
 from partc.compiler.planning.price_step import MANY_RANKS
+from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.name_what_fits import names_by_need
 from partc.compiler.search.rank_names import family_of, rank_names
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
@@ -38,6 +39,7 @@ ESTIMATED_NODES, FEWEST_ESTIMATED = 60_000, 8
 Read = Callable[[], TrainingGraph]
 
 
+@paused_collection()
 def decide_strategy(
     read: Read,
     cluster: Cluster,
@@ -175,11 +177,12 @@ def _price_promising(compilation: Compilation, price: WholeSteps, names: Sequenc
     least_s = compilation.compared[0].step_s
     families: set[str] = set()
     tried = 0
-    for promise in rank_names(compilation, names[: max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes)]):
+    estimated = names[: max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes)]
+    for promise in rank_names(compilation, estimated, least_s):
         family = family_of(promise.name)
         is_further = family in families
         families.add(family)
-        if promise.is_far_from(least_s) or (is_further and tried >= _count_tried(compilation)):
+        if promise.least_s > least_s or (is_further and tried >= _count_tried(compilation)):
             continue
         tried += 1
         if (priced := price(promise.name, promise.name)) is not None:

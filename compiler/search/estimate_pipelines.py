@@ -98,10 +98,14 @@ class PipelineEstimate:
             return update_s
         size = pipeline.data * tensor
         members = range(stage * size, (stage + 1) * size, tensor)
-        # Replicas that share variables scatter the gradients of every micro-batch, and gather once. Groups
-        # along `tensor` sum at once, over the same links.
-        times = (1 + pipeline.microbatches) / 2 if pipeline.shares else 1
-        return update_s + times * prices.sum_s(sum(self._gradient_bytes[begin:end]), members)
+        # Groups along `tensor` sum at once, over the same links.
+        sizes = self._gradient_bytes[begin:end]
+        if not pipeline.shares:
+            return update_s + prices.sum_s(sum(sizes), members)
+        # Replicas that share variables scatter the gradients of every micro-batch, and gather once: each when
+        # it is read.
+        scattered_s = pipeline.microbatches * sum(prices.scatter_s(size, members) for size in sizes if size)
+        return update_s + scattered_s + sum(prices.gather_s(size, members) for size in sizes if size)
 
     @cached_property
     def _works(self) -> Sequence[_Work]:

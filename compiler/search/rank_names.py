@@ -1,13 +1,17 @@
 """Order named strategies by what their steps are estimated to take, before any of them is laid out.
 
-The estimate is of pipelines (estimate_pipelines.py): `tensor=K`, `fsdp` and their products are those of one
-stage, and `layerwise` is one of a host's devices. Of each family the name that promises most comes first,
-then all others; what the estimate knows nothing of, `one-weird-trick` and `spatial=K`, comes in between.
+    tensor=K, fsdp, pipeline=K   pipelines (estimate_pipelines.py), these of one stage
+    layerwise                    a pipeline of a host's devices
+    one-weird-trick              data parallelism without sums of dense layers' gradients, whose activations
+                                 all workers gather instead
+    spatial=K                    data parallelism: as much is computed and summed, and borders are sent
+
+Of each family the name that promises most comes first, then all others. Each has also what it takes at the
+least, by which it may be left out: estimates are off by a factor, data parallelism is priced.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.name_strategy import MICROBATCHES_PER_STAGE
@@ -15,53 +19,72 @@ from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.estimate_pipelines import PipelineEstimate
 from partc.compiler.search.step_pipelines import StepPipelines
 from partc.cost.named_strategy import NamedStrategy, parse_named
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.search.pipeline_space import Pipeline
+from partc.passes.search.split_dense import find_dense
 
-# A name whose estimate is so many times the quickest step so far is not priced. Of 176 names of five models
+# A name is not priced whose estimate is so many times the quickest step so far. Of 176 names of five models
 # on two clusters estimates were 0.2 to 1.6 times the plan's step, and once 2.6 times: none that is quicker
-# was missed (docs/decisions/045-auto-tries-names.md).
+# was missed (docs/decisions/045-auto-tries-names.md, 065-hopeless-names.md).
 FAR_SLOWER = 1.5
+# What one-weird-trick saves, at most, of the seconds of the sums that it does without: these hold up others.
+MOST_SAVED = 2.0
+SPATIAL_GAIN = 1.1  # over data parallelism, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A name, and about what its step takes; None where that is not known before it is laid out."""
+    """A name, about what its step takes, and what it takes at the least, seconds."""
 
     name: str
-    estimated_s: float | None
-
-    def is_far_from(self, least_s: float) -> bool:
-        """Tell whether it is estimated to be far slower than a step of so many seconds."""
-        return self.estimated_s is not None and self.estimated_s > FAR_SLOWER * least_s
+    estimated_s: float
+    least_s: float
 
 
 @paused_collection()
-def rank_names(first: Compilation, names: Iterable[str]) -> list[Promise]:
+def rank_names(first: Compilation, names: Iterable[str], data_parallel_s: float | None) -> list[Promise]:
     """Return names in the order in which they are worth a plan; without pipelines of more stages than nodes.
 
-    `first`: data parallelism of the step, analysed; one batch for all.
+    `first`: data parallelism of the step, analysed; one batch for all. `data_parallel_s`: its step, None
+    where it does not fit: what is told from it promises most then.
     """
+    promises = sorted(_promises(first, names, data_parallel_s or 0.0), key=lambda each: each.estimated_s)
+    best_of_family = {family_of(promise.name): promise for promise in reversed(promises)}.values()
+    return sorted(promises, key=lambda each: each not in best_of_family)
+
+
+def _promises(first: Compilation, names: Iterable[str], data_parallel_s: float) -> Iterator[Promise]:
     pipelines = StepPipelines(first)
     hosts = first.worker_hosts
     on_host = hosts.count(hosts[0])
     laid_out = on_host if on_host > 1 and len(hosts) % on_host == 0 else len(hosts)
     estimate = PipelineEstimate(pipelines, laid_out)
-    estimated: list[Promise] = []
-    others: list[Promise] = []
     for name in names:
         named = parse_named(name)
         assert named is not None, "a name"
-        if named.splits_dense or "spatial" in named.sizes:
-            others.append(Promise(name, None))
+        if named.splits_dense:
+            yield _one_weird_trick(name, pipelines, data_parallel_s)
+        elif "spatial" in named.sizes:
+            yield Promise(name, data_parallel_s, data_parallel_s / SPATIAL_GAIN)
         elif (pipeline := pipeline_of(pipelines, named)) is not None:
-            estimated.append(Promise(name, estimate.step_s(pipeline)))
-    estimated.sort(key=lambda promise: promise.estimated_s or 0.0)
-    best_of_family = {family_of(promise.name): promise for promise in reversed(estimated)}.values()
-    heads = sorted(best_of_family, key=estimated.index)
-    heads[1:1] = others[:1]
-    rest = [promise for promise in estimated if promise not in heads]
-    turns = zip_longest(rest, others[1:])
-    return heads + [promise for turn in turns for promise in turn if promise is not None]
+            estimated_s = estimate.step_s(pipeline)
+            yield Promise(name, estimated_s, estimated_s / FAR_SLOWER)
+
+
+def _one_weird_trick(name: str, pipelines: StepPipelines, data_parallel_s: float) -> Promise:
+    """Promise what data parallelism takes without sums of dense gradients, and with activations gathered.
+
+    An activation is gathered on the way forward, and its gradient scattered: together as long as a sum.
+    """
+    analysis, prices, workers = pipelines.analysis, pipelines.prices, pipelines.space.workers
+    weights, activations = find_dense(analysis, Mesh("worker", (("data", workers),)))
+    gradients = (analysis.training.gradients[weight].dense for weight in weights)
+    nbytes = sum(analysis.facts.nbytes(gradient) for gradient in gradients if gradient is not None)
+    summed_s = prices.sum_s(nbytes, range(workers)) if nbytes else 0.0
+    moved_s = sum(prices.sum_s(analysis.facts.nbytes(each), range(workers)) for each in activations)
+    estimated_s = max(0.0, data_parallel_s - summed_s) + moved_s
+    least_s = max(data_parallel_s - MOST_SAVED * summed_s, estimated_s / FAR_SLOWER)
+    return Promise(name, estimated_s, least_s if data_parallel_s else 0.0)
 
 
 def family_of(name: str) -> str:

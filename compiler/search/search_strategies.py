@@ -60,7 +60,7 @@ Show = Callable[[Priced, Priced | None], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The answer of a search: the quickest, and data parallelism; how many were priced, and could not be.
 
     `data_parallel`: None where it does not fit in memory.
@@ -83,7 +83,7 @@ def search_strategies(
     options: Options,
     asked: SearchOptions,
     show: Show,
-) -> Found:
+) -> SearchResult:
     """Return the quickest strategy found within a budget. Raises what data parallelism is refused with, for
     lack of memory only if no named strategy fits; and BadUsage where a method cannot be used.
 
@@ -104,7 +104,7 @@ def search_strategies(
         search.remarks.append("what was under way when the budget was spent was given up")
     except KeyboardInterrupt:
         search.remarks.append("it was interrupted")
-    return Found(
+    return SearchResult(
         search.best,
         start,
         search.proposals,
@@ -209,11 +209,9 @@ class _Search:
         until_s = self._limit.early_until_s(NAMED_SHARE)
         names: Iterable[str] = names_for(self._first.worker_hosts)
         if not self._first.analysis.per_replica:
-            names = (
-                promise.name
-                for promise in rank_names(self._first, names)
-                if not promise.is_far_from(self.best.step_s)
-            )
+            data_parallel_s = self._data_parallel.step_s if self._data_parallel else None
+            ranked = rank_names(self._first, names, data_parallel_s)
+            names = (promise.name for promise in ranked if promise.least_s <= self.best.step_s)
         for name in names:
             if time.monotonic() + self._price.usual_s > until_s:
                 return

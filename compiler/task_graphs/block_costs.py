@@ -17,7 +17,7 @@ from partc.compiler.task_graphs.step_blocks import (
     StepBlock,
     TransferBlock,
     UpdateBlock,
-    Written,
+    WrittenBlock,
 )
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_blocks import TaskBlock
@@ -141,10 +141,10 @@ class BlockCosts:
         read = reading.sender.reads[reading.number]
         sender = replace(reading.sender, reads=(read,), groups=(having, wanting))
         if reading.maker is not None:
-            self._present.put(reading.maker, Written(self._compute(reading.maker, source)[0], 0))
+            self._present.put(reading.maker, WrittenBlock(self._compute(reading.maker, source)[0], 0))
             self._place({having: source, wanting: target})
         sent = self._write(sender)
-        self._present.put(reading.tensor, Written(sent, 0))
+        self._present.put(reading.tensor, WrittenBlock(sent, 0))
         sources = (reading.tensor,) if reading.maker is None else (reading.tensor, reading.maker)
         known = ReadTensor(read[0], 0, None if reading.maker is None else 1)
         block = self.computing[reading.reader]
@@ -162,7 +162,7 @@ class BlockCosts:
             maker = self.computing.get(source)
             if maker is not None and maker.group in configs:
                 written, _ = self._compute(source, configs[maker.group])
-                self._present.put(source, Written(written, 0))
+                self._present.put(source, WrittenBlock(written, 0))
         self._place(configs)
         return self._alone(self._write(replace(block, parameters=tuple(parameters))))
 

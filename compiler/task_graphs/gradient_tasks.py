@@ -10,8 +10,8 @@ from math import prod
 
 import numpy as np
 
-from partc.compiler.task_graphs.task_blocks import Done, Draft, Ends, Placed, Sum, TaskBlock
-from partc.compiler.task_graphs.tensor_moves import MeshPlace, Messages, Tensor, TensorMoves, Where
+from partc.compiler.task_graphs.task_blocks import Draft, Ends, LastTasks, Placed, Sum, TaskBlock
+from partc.compiler.task_graphs.tensor_moves import MeshPlace, Messages, SentTensor, TensorMoves, Where
 from partc.cost.simulation.task_arrays import Floats, Ints
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
@@ -22,13 +22,13 @@ from partc.passes.search.grouped_step import GroupedStep
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class GradientTerm:
     """A term of a parameter's gradient: its name and layout, who makes it, in which tasks and slot."""
 
     name: str
     layout: Layout
     placed: Placed
-    made: Done
+    made: LastTasks
     slot: int
 
 
@@ -39,7 +39,7 @@ class Updated:
     parameter: str
     layout: Layout
     home: Placed
-    terms: tuple[Term, ...]
+    terms: tuple[GradientTerm, ...]
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _OfMesh:
     """
 
     placed: Placed
-    makers: dict[int, Done] = field(default_factory=dict)  # by slot
+    makers: dict[int, LastTasks] = field(default_factory=dict)  # by slot
     sums: dict[tuple[Sum, ...], int] = field(default_factory=dict)
     sent: list[Messages] = field(default_factory=list)
     homes: dict[int, None] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class UpdateWriter:
     def _local(self, tensor: str, layout: Layout, mesh: Mesh) -> int:
         return -(-self._facts.nbytes(tensor) // mesh.share(layout))
 
-    def _add_term(self, of_mesh: _OfMesh, update: Updated, term: Term, own: int) -> None:
+    def _add_term(self, of_mesh: _OfMesh, update: Updated, term: GradientTerm, own: int) -> None:
         """Note how a term is summed and sent. `own`: bytes of the parameter's part where it is kept."""
         placed, layout, native = term.placed, update.layout, term.layout
         is_here = placed.place == update.home.place
@@ -120,7 +120,7 @@ class UpdateWriter:
         if not is_here or found.placements != layout.placements:
             shape, dtype = self._facts.shape(update.parameter), self._facts.dtypes[update.parameter]
             ends = Where.of(placed.place, plain(found)), Where.of(update.home.place, plain(layout))
-            sent = self._moves.messages(Tensor.of(shape, dtype.itemsize), *ends)
+            sent = self._moves.messages(SentTensor.of(shape, dtype.itemsize), *ends)
             if is_sparse:
                 sent = replace(sent, nbytes=np.minimum(sent.nbytes, nbytes))
             if len(sent.nbytes):

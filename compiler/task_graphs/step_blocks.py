@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple, Protocol
 
-from partc.compiler.task_graphs.gradient_tasks import Term, Updated, UpdateWriter
+from partc.compiler.task_graphs.gradient_tasks import GradientTerm, Updated, UpdateWriter
 from partc.compiler.task_graphs.task_blocks import (
     ComputingInputs,
-    Done,
+    LastTasks,
     Placed,
     Task,
     TaskBlock,
@@ -26,7 +26,7 @@ from partc.compiler.task_graphs.task_blocks import (
     write_transfer,
 )
 from partc.compiler.task_graphs.task_prices import TaskPrices
-from partc.compiler.task_graphs.tensor_moves import Tensor, TensorMoves, Where
+from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves, Where
 from partc.passes.layouts.layouts import Layout
 from partc.passes.search.group_layouts import GroupLayouts
 from partc.passes.search.grouped_step import ASIDE, FORWARD, GroupedStep, Way
@@ -35,7 +35,7 @@ Computing = tuple[int, Way]  # a group, and on which way
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
+class WrittenBlock:
     """A block, as it was written. Blocks of equal `results` have what others look for at the same tasks."""
 
     block: TaskBlock
@@ -53,7 +53,7 @@ class Present:
     """
 
     placed: list[Placed]
-    written: list[Written | None]
+    written: list[WrittenBlock | None]
     results: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,13 +65,13 @@ class Present:
         assert found is not None, "blocks are written in order"
         return found.block
 
-    def done(self, number: int) -> Done:
+    def done(self, number: int) -> LastTasks:
         """Return the last tasks of a block that computes."""
         found = self.block(number).done
         assert found is not None, "a block that computes"
         return found
 
-    def put(self, number: int, written: Written | None) -> None:
+    def put(self, number: int, written: WrittenBlock | None) -> None:
         """Have a block be written."""
         self.written[number] = written
         self.results[number] = NOT_WRITTEN if written is None else written.results
@@ -132,7 +132,7 @@ class ComputingBlock:
         """Return how the group is placed, and what it waits for."""
         placed = present.placed[self.group]
         gates: dict[Task, None] = {}
-        makers: dict[int, Done] = {}
+        makers: dict[int, LastTasks] = {}
         cut_bytes = 0
         for read in self.reads:
             sent = None if read.transfer is None else present.block(self.sources[read.transfer])
@@ -158,7 +158,7 @@ class TransferBlock:
     """
 
     moves: TensorMoves
-    tensor: Tensor
+    tensor: SentTensor
     place: int
     reads: tuple[tuple[int, Way], ...]
     groups: tuple[int, ...]  # the one that has it, then those that read it
@@ -211,7 +211,7 @@ class UpdateInputs(NamedTuple):
 
     bucket: int
     placed: tuple[Placed, ...]
-    done: tuple[tuple[int, Done], ...]
+    done: tuple[tuple[int, LastTasks], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,9 @@ class UpdateBlock:
             terms = []
             for term in parameter.terms:
                 own = placed[term.group]
-                terms.append(Term(term.name, own.layout.has[term.place], own, done[term.slot], term.slot))
+                terms.append(
+                    GradientTerm(term.name, own.layout.has[term.place], own, done[term.slot], term.slot)
+                )
             updates.append(Updated(parameter.name, layout, home, tuple(terms)))
         return self.writer.write(updates)
 
@@ -303,7 +305,7 @@ class BlockList:
         step, made = self._step, self._maker(tensor)
         facts, readers = step.analysis.facts, step.readers[tensor]
         source = step.homes[tensor] if made is None else step.maker[tensor][0]
-        known = Tensor.of(facts.shape(tensor), facts.dtypes[tensor].itemsize)
+        known = SentTensor.of(facts.shape(tensor), facts.dtypes[tensor].itemsize)
         place = self._layouts.place(source, tensor)
         reads = tuple((self._layouts.place(group, tensor), way) for group, way in readers)
         groups = (source, *(group for group, _ in readers))

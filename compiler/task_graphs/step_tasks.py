@@ -11,7 +11,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from partc.compiler.task_graphs.step_blocks import BlockList, Present, StepBlock, Written
+from partc.compiler.task_graphs.step_blocks import BlockList, Present, StepBlock, WrittenBlock
 from partc.compiler.task_graphs.task_blocks import Placed
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace
@@ -31,7 +31,7 @@ class _Before:
     """What a move changed."""
 
     placed: Mapping[int, Placed] = field(default_factory=dict)
-    written: Mapping[int, Written | None] = field(default_factory=dict)
+    written: Mapping[int, WrittenBlock | None] = field(default_factory=dict)
 
 
 class StepTasks:
@@ -53,8 +53,8 @@ class StepTasks:
                 self._following[group].append(number)
         self._keys = _keys_of(self._blocks)
         self._present = Present([], [None] * len(self._blocks))
-        self._remembered: dict[Hashable, Written] = {}
-        self._by_inputs: dict[Hashable, Written] = {}
+        self._remembered: dict[Hashable, WrittenBlock] = {}
+        self._by_inputs: dict[Hashable, WrittenBlock] = {}
         self._results: dict[Hashable, int] = {}
         self.graph = TaskGraph(
             [block.sources for block in self._blocks], prices.resources, prices.launching(0)
@@ -142,9 +142,9 @@ class StepTasks:
 
     # ------------------------------------------------------------ blocks
 
-    def _rewrite(self, numbers: Iterable[int]) -> dict[int, Written | None]:
+    def _rewrite(self, numbers: Iterable[int]) -> dict[int, WrittenBlock | None]:
         """Write blocks anew, and those that see other results then; return what changed as it was before."""
-        former: dict[int, Written | None] = {}
+        former: dict[int, WrittenBlock | None] = {}
         queue = sorted(numbers)
         queued = set(queue)
         written = self._present.written
@@ -164,7 +164,7 @@ class StepTasks:
             self.graph.replace({number: self._present.block(number).tasks for number in former})
         return former
 
-    def _put(self, number: int, written: Written | None) -> None:
+    def _put(self, number: int, written: WrittenBlock | None) -> None:
         """Have a block, and its memory, in place of the one before."""
         before = self._present.written[number]
         self._present.put(number, written)
@@ -172,7 +172,7 @@ class StepTasks:
             if each is not None and each.block.memory is not None:
                 self._memory = self._memory + sign * each.block.memory
 
-    def _written(self, number: int) -> Written:
+    def _written(self, number: int) -> WrittenBlock:
         """Return a block as the configurations and blocks that it depends on have it."""
         likeness, places, results = self._keys[number]
         key = likeness, places(self._present.placed), results(self._present.results)
@@ -183,7 +183,7 @@ class StepTasks:
             found = self._remembered[key] = self._write(number)
         return found
 
-    def _write(self, number: int) -> Written:
+    def _write(self, number: int) -> WrittenBlock:
         """Return a block by what it is written by, which may be less than what it depends on."""
         block = self._blocks[number]
         inputs = block.inputs(self._present)
@@ -191,7 +191,7 @@ class StepTasks:
             found = block.write(inputs)
             results = found.done, tuple(found.gates.items()), tuple(found.cuts.items())
             number = self._results.setdefault(results, len(self._results))
-            self._by_inputs[inputs] = Written(found, number)
+            self._by_inputs[inputs] = WrittenBlock(found, number)
         return self._by_inputs[inputs]
 
 

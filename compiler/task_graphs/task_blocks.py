@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partc.compiler.task_graphs.task_prices import Computed, Moved, TaskPrices
-from partc.compiler.task_graphs.tensor_moves import MeshPlace, Tensor, TensorMoves, Where
+from partc.compiler.task_graphs.task_prices import Computed, PricedCommunication, TaskPrices
+from partc.compiler.task_graphs.tensor_moves import MeshPlace, SentTensor, TensorMoves, Where
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.task_arrays import OWN, Floats, Ints
 from partc.cost.simulation.task_graph import BlockTasks
@@ -77,20 +77,20 @@ def _lines(place: MeshPlace, axis: int) -> tuple[tuple[int, ...], ...]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Done:
+class LastTasks:
     """The last task of each worker, int32[workers], NOT_HERE where it has none. Equal ones are one object."""
 
     indices: Ints
 
     @staticmethod
-    def of(indices: Ints) -> "Done":
+    def of(indices: Ints) -> "LastTasks":
         """Return the one object."""
         return _done_of(indices.tobytes())
 
 
 @cache
-def _done_of(indices: bytes) -> Done:
-    return Done(np.frombuffer(indices, np.int32))
+def _done_of(indices: bytes) -> LastTasks:
+    return LastTasks(np.frombuffer(indices, np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +106,7 @@ class TaskBlock:
 
     tasks: BlockTasks
     sent: float
-    done: Done | None = None
+    done: LastTasks | None = None
     gates: Mapping[Where, int] = field(default_factory=dict)
     cuts: Mapping[Where, int] = field(default_factory=dict)
     memory: Floats | None = None
@@ -120,7 +120,7 @@ class Ends:
         self.indices: Ints = np.full(workers, NOT_HERE, np.int32)
 
     @staticmethod
-    def of(made: Done | None, slot: int, workers: int) -> "Ends":
+    def of(made: LastTasks | None, slot: int, workers: int) -> "Ends":
         """Return where another block makes something."""
         ends = Ends(workers)
         if made is not None:
@@ -194,7 +194,7 @@ class Draft:
             targets = targets if isinstance(targets, int) else targets[here]
         self.wait(ends.slots[workers], indices, targets)
 
-    def communicate(self, moved: Moved, members: Ints, ends: Ends) -> int:
+    def communicate(self, moved: PricedCommunication, members: Ints, ends: Ends) -> int:
         """Add a communication of workers, each ready at its end in `ends`; return the task."""
         self._sent += moved.nbytes
         begun = self.tasks(members, np.full(len(members), PER_COMMUNICATION_S))
@@ -215,7 +215,7 @@ class Draft:
 
     def finish(
         self,
-        done: Done | None = None,
+        done: LastTasks | None = None,
         gates: Mapping[Where, int] | None = None,
         cuts: Mapping[Where, int] | None = None,
         memory: Floats | None = None,
@@ -255,7 +255,7 @@ class ComputingInputs(NamedTuple):
     placed: Placed
     way: Way
     gates: tuple[Task, ...]
-    makers: tuple[tuple[int, Done], ...]
+    makers: tuple[tuple[int, LastTasks], ...]
     cut_bytes: int
 
 
@@ -277,7 +277,7 @@ def write_computing(prices: TaskPrices, inputs: ComputingInputs) -> TaskBlock:
     ends.put(placed.at, tasks)
     for (_, kind, axis), nbytes in sorted(collectives.items()):
         draft.sum_along(placed, kind, axis, nbytes, ends)
-    return draft.finish(done=Done.of(ends.indices))
+    return draft.finish(done=LastTasks.of(ends.indices))
 
 
 def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, int], int]:
@@ -295,9 +295,9 @@ def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, in
 class TransferInputs(NamedTuple):
     """What sends a tensor: how it is there, who makes it (in slot 0), where else it is wanted, and how."""
 
-    tensor: Tensor
+    tensor: SentTensor
     here: Where
-    made: Done | None
+    made: LastTasks | None
     wanted: tuple[Where, ...]
 
 

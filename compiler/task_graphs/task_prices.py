@@ -19,7 +19,7 @@ from partc.passes.search.group_layouts import CollectiveKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moved:
+class PricedCommunication:
     """What a communication takes: its seconds, for how long it occupies which lanes, and the bytes sent."""
 
     seconds: float
@@ -48,8 +48,10 @@ class TaskPrices:
     cluster: Cluster
     times: KernelTimes = NO_TIMES
     _work: dict[tuple[Work, int], Computed] = field(default_factory=dict)
-    _collectives: dict[tuple[CollectiveKind, int, tuple[int, ...]], Moved] = field(default_factory=dict)
-    _exchanges: dict[tuple[bytes, bytes, bytes], Moved] = field(default_factory=dict)
+    _collectives: dict[tuple[CollectiveKind, int, tuple[int, ...]], PricedCommunication] = field(
+        default_factory=dict
+    )
+    _exchanges: dict[tuple[bytes, bytes, bytes], PricedCommunication] = field(default_factory=dict)
     _routes: dict[tuple[int, int], tuple[Ints, float]] = field(default_factory=dict)
 
     @cached_property
@@ -128,7 +130,7 @@ class TaskPrices:
             self._work[work, segments] = Computed(launching_s, computing_s)
         return self._work[work, segments]
 
-    def collective(self, kind: CollectiveKind, nbytes: int, members: tuple[int, ...]) -> Moved:
+    def collective(self, kind: CollectiveKind, nbytes: int, members: tuple[int, ...]) -> PricedCommunication:
         """Return what a collective takes. `nbytes`: as in Collective."""
         key = kind, nbytes, members
         if key not in self._collectives:
@@ -136,7 +138,7 @@ class TaskPrices:
             self._collectives[key] = self._moved(_phases(self.network, kind, nbytes, names))
         return self._collectives[key]
 
-    def exchange(self, sources: Ints, targets: Ints, nbytes: Longs) -> Moved:
+    def exchange(self, sources: Ints, targets: Ints, nbytes: Longs) -> PricedCommunication:
         """Return what messages among workers take that are sent at once, as collectives.exchange has it.
 
         They are in the order of (source, target), one for each pair.
@@ -163,13 +165,15 @@ class TaskPrices:
             self._routes[pair] = lanes, route.latency_s
         return self._routes[pair]
 
-    def _moved(self, phases: Phases) -> Moved:
+    def _moved(self, phases: Phases) -> PricedCommunication:
         nbytes = float(totals_of(self.network, phases).sent.sum())
         return self._occupied(seconds_of(self.network, phases), lane_loads(self.network, phases), nbytes)
 
-    def _occupied(self, seconds: float, carried: Floats, nbytes: float) -> Moved:
+    def _occupied(self, seconds: float, carried: Floats, nbytes: float) -> PricedCommunication:
         used = np.flatnonzero(carried)
-        return Moved(seconds, used.astype(np.int32), carried[used] / self.network.bytes_per_s[used], nbytes)
+        return PricedCommunication(
+            seconds, used.astype(np.int32), carried[used] / self.network.bytes_per_s[used], nbytes
+        )
 
 
 def _phases(network: Network, kind: CollectiveKind, nbytes: int, names: Sequence[str]) -> Phases:

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from partc.compiler.task_graphs.task_prices import Moved, TaskPrices
+from partc.compiler.task_graphs.task_prices import PricedCommunication, TaskPrices
 from partc.cost.simulation.task_arrays import Ints, Longs, compiled
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import Layout, Split
@@ -49,7 +49,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tensor:
+class SentTensor:
     """What is known of a tensor that groups send each other. Equal ones are one object."""
 
     shape: tuple[int, ...]
@@ -57,9 +57,9 @@ class Tensor:
 
     @staticmethod
     @cache
-    def of(shape: tuple[int, ...], itemsize: int) -> "Tensor":
+    def of(shape: tuple[int, ...], itemsize: int) -> "SentTensor":
         """Return the one object."""
-        return Tensor(shape, itemsize)
+        return SentTensor(shape, itemsize)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,8 +89,8 @@ class TensorMoves:
     """What brings tensors from mesh to mesh. What was asked before is remembered."""
 
     prices: TaskPrices
-    _messages: dict[tuple[Tensor, Where, Where], Messages] = field(default_factory=dict)
-    _priced: dict[tuple[Tensor, Where, Where], Moved | None] = field(default_factory=dict)
+    _messages: dict[tuple[SentTensor, Where, Where], Messages] = field(default_factory=dict)
+    _priced: dict[tuple[SentTensor, Where, Where], PricedCommunication | None] = field(default_factory=dict)
     _members: dict[tuple[MeshPlace, MeshPlace], Ints] = field(default_factory=dict)
 
     def members(self, source: MeshPlace, target: MeshPlace) -> Ints:
@@ -100,7 +100,7 @@ class TensorMoves:
             self._members[key] = np.array(tuple(dict.fromkeys((*source.workers, *target.workers))), np.int32)
         return self._members[key]
 
-    def priced(self, tensor: Tensor, source: Where, target: Where) -> Moved | None:
+    def priced(self, tensor: SentTensor, source: Where, target: Where) -> PricedCommunication | None:
         """Return what it takes to have a tensor elsewhere; None where nothing is sent."""
         key = tensor, source, target
         if key not in self._priced:
@@ -112,7 +112,7 @@ class TensorMoves:
             )
         return self._priced[key]
 
-    def messages(self, tensor: Tensor, source: Where, target: Where) -> Messages:
+    def messages(self, tensor: SentTensor, source: Where, target: Where) -> Messages:
         """Return what is sent for a tensor to be had elsewhere, as `find_moves` chooses it."""
         key = tensor, source, target
         if key not in self._messages:
@@ -120,7 +120,7 @@ class TensorMoves:
         return self._messages[key]
 
 
-def messages_between(tensor: Tensor, source: Where, target: Where, hosts: Ints) -> Messages:
+def messages_between(tensor: SentTensor, source: Where, target: Where, hosts: Ints) -> Messages:
     """Return what goes from worker to worker. `hosts`: the number of each worker's host, int32[workers]."""
     place, other = source.place, target.place
     if not prod(tensor.shape):

@@ -16,7 +16,7 @@ import numpy as np
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.checkpoint import map_array
 from partc.runtime.data.feeds import open_source
-from partc.runtime.execution.device import Device
+from partc.runtime.execution.device import ExecutionDevice
 from partc.runtime.execution.in_process import RanksInProcess, on_cpu
 from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.interactive.stepper import Stepper
@@ -114,7 +114,11 @@ class _Pieces:
 
 @contextmanager
 def launch_in_process(
-    folder: PlanFolder, data: Data, steps: int, seed: int, device_of: Callable[[Rank], Device] = on_cpu
+    folder: PlanFolder,
+    data: Data,
+    steps: int,
+    seed: int,
+    device_of: Callable[[Rank], ExecutionDevice] = on_cpu,
 ) -> Iterator[Ranks]:
     """Open all ranks in this process."""
     yield _InProcess(folder, data, seed, device_of)
@@ -122,7 +126,7 @@ def launch_in_process(
 
 class _InProcess(_Pieces):
     def __init__(
-        self, folder: PlanFolder, data: Data, seed: int, device_of: Callable[[Rank], Device]
+        self, folder: PlanFolder, data: Data, seed: int, device_of: Callable[[Rank], ExecutionDevice]
     ) -> None:
         self._ranks = RanksInProcess(folder, seed=seed, device_of=device_of)
         super().__init__(

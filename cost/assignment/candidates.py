@@ -69,7 +69,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class AssignmentMove:
     """A change of parameters that are alike: to an option, or to a number of shards."""
 
     names: tuple[str, ...]
@@ -178,7 +178,7 @@ class Candidates:
 
     # ------------------------------------------------------------ one move away
 
-    def after(self, base: Candidate, move: Move) -> Candidate | None:
+    def after(self, base: Candidate, move: AssignmentMove) -> Candidate | None:
         """Return what a move makes of a candidate, None where that does not fit on the servers."""
         moved = dict.fromkeys(move.names)
         chosen = {
@@ -192,13 +192,13 @@ class Candidates:
         except NoPlacement:
             return None
 
-    def moves(self, base: Candidate) -> Iterator[Move]:
+    def moves(self, base: Candidate) -> Iterator[AssignmentMove]:
         """Yield the moves from a candidate, those that promise most first.
 
         Sparse parameters come before dense ones, since their ways differ more; among these, what saves most
         (or loses least) if each is priced alone.
         """
-        found: list[tuple[bool, float, int, Move]] = []
+        found: list[tuple[bool, float, int, AssignmentMove]] = []
         for group in self._groups():
             fact, how = group[0], base.chosen[group[0].name]
             names = tuple(alike_one.name for alike_one in group)
@@ -206,10 +206,10 @@ class Candidates:
             for option in options_of(fact, possible_methods(fact, self.cluster), self.without):
                 if any(base.chosen[name] != option for name in names):
                     saved_s = now_s - len(names) * self.prices.price(fact, option).seconds
-                    found.append((not fact.sparse, -saved_s, len(found), Move(names, option)))
+                    found.append((not fact.sparse, -saved_s, len(found), AssignmentMove(names, option)))
             if how.method == "servers":
                 found += [
-                    (not fact.sparse, 0.0, len(found), Move(names, partitions=count))
+                    (not fact.sparse, 0.0, len(found), AssignmentMove(names, partitions=count))
                     for count in self._other_counts(len(base.shards[fact.name]), fact)
                 ]
         yield from (move for *_, move in sorted(found, key=lambda entry: entry[:3]))

@@ -35,7 +35,15 @@ from itertools import pairwise
 import numpy as np
 
 from partc.cost.network.topology import Network, Pairs, Pattern
-from partc.cost.network.traffic import Exchange, Messages, Phase, Phases, Work, numbers_of, seconds_of
+from partc.cost.network.traffic import (
+    AllToAllTraffic,
+    MemoryTraffic,
+    MessageTraffic,
+    Phase,
+    Phases,
+    numbers_of,
+    seconds_of,
+)
 from partc.cost.network.ways import Array
 
 SUM_TRAFFIC = 3  # memory bytes per byte added
@@ -99,7 +107,7 @@ def _doubling_all_reduce(network: Network, members: Sequence[str], message_bytes
     hops = network.hops(_doubling, members)
     # A count that is no power of two needs one more exchange before, and one after.
     extra = 2 if 1 << steps != p else 0
-    moved = Messages(hops, np.full(len(hops.sources), message_bytes))
+    moved = MessageTraffic(hops, np.full(len(hops.sources), message_bytes))
     doubled = (Phase((moved,), (steps + extra) * hops.latency_s),)
     return _with_work(network, doubled, members, (SUM_TRAFFIC * steps + COPY_TRAFFIC) * message_bytes)
 
@@ -130,7 +138,7 @@ def exchange(network: Network, members: Sequence[str], sent: Mapping[tuple[int, 
         return ()
     hops = network.hops_between([(members[source], members[target]) for source, target in sent])
     busiest = max((Counter(source for source, _ in sent) | Counter(target for _, target in sent)).values())
-    return (Phase((Messages(hops, np.array([*sent.values()], float)),), busiest * hops.latency_s),)
+    return (Phase((MessageTraffic(hops, np.array([*sent.values()], float)),), busiest * hops.latency_s),)
 
 
 def gather(network: Network, members: Sequence[str], parts: Sequence[float]) -> Phases:
@@ -217,13 +225,13 @@ def _direct(network: Network, pattern: Pattern, members: Sequence[str], sent: Ar
     if len(members) < 2:
         return ()
     hops = network.hops(pattern, members)
-    return (Phase((Messages(hops, sent),), messages * hops.latency_s),)
+    return (Phase((MessageTraffic(hops, sent),), messages * hops.latency_s),)
 
 
 def _exchange(network: Network, members: Sequence[str], sent: Array, taken: Array, messages: int) -> Phases:
     if len(members) < 2:
         return ()
-    flows = Exchange(numbers_of(network, members), sent, taken)
+    flows = AllToAllTraffic(numbers_of(network, members), sent, taken)
     return (Phase((flows,), messages * network.farthest_s(members)),)
 
 
@@ -235,5 +243,5 @@ def _with_work(
         return ()
     (phase,) = phases
     ends = numbers_of(network, members)
-    work = Work(ends, np.broadcast_to(np.asarray(touched_bytes, np.float64), ends.shape))
+    work = MemoryTraffic(ends, np.broadcast_to(np.asarray(touched_bytes, np.float64), ends.shape))
     return (Phase((*phase.flows, work), phase.latency_s),)

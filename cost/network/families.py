@@ -84,7 +84,7 @@ def _describe(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Repeated:
+class FamilyTraffic:
     """What moves in every group of a family, computed for its first."""
 
     family: Family
@@ -124,5 +124,5 @@ def repeated(network: Network, family: Family, phases: Phases) -> Phases:
     if len(family.positions) == 1:
         return phases
     return tuple(
-        Phase((Repeated(family, totals_of(network, (phase,))),), phase.latency_s) for phase in phases
+        Phase((FamilyTraffic(family, totals_of(network, (phase,))),), phase.latency_s) for phase in phases
     )

@@ -1,9 +1,9 @@
 """What communications put on a network: bytes by lane, by end and by host.
 
-Messages     along ways that are known one by one: rings, chains, trees
-Exchange     everybody sends to everybody: member i sends sent[i] * taken[j] bytes to member j
-Work         memory traffic at ends, such as that of adding what arrived to what is there
-Repeated     the same in many groups that are alike, computed for the first of them
+MessageTraffic     along ways that are known one by one: rings, chains, trees
+AllToAllTraffic    everybody sends to everybody: member i sends sent[i] * taken[j] bytes to member j
+MemoryTraffic      of ends, such as that of adding what arrived to what is there
+FamilyTraffic      the same in many groups that are alike, computed for the first of them (families.py)
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ class Flows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Messages:
+class MessageTraffic:
     """Bytes, float64[messages], along their ways."""
 
     hops: Hops
@@ -67,7 +67,7 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
+class AllToAllTraffic:
     """`sent`, `taken`: float64[members], of which products are bytes; a member sends nothing to itself."""
 
     members: Numbers  # nodes
@@ -94,7 +94,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class MemoryTraffic:
     """Bytes of memory traffic, float64[ends]. Work on a GPU's own memory loads no lane."""
 
     ends: Numbers  # nodes

@@ -28,7 +28,7 @@ PartKind = Literal["compute", "core", "transfer", "start", "store", "data", "bet
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PathPart:
     """Time of the critical path, and the instruction of `rank` that it went to; None between instructions.
 
     `begun_s`: of a transfer, when the last of its members had begun it.
@@ -58,7 +58,7 @@ class _Moment:
     cpu_s: float | None
 
 
-def critical_path(plan: Plan, steps: Mapping[int, Sequence[StepTimes]]) -> tuple[Part, ...]:
+def critical_path(plan: Plan, steps: Mapping[int, Sequence[StepTimes]]) -> tuple[PathPart, ...]:
     """Return the parts of a step, or of several in sequence, first part first.
 
     `steps`: of every rank, on one clock. Of several the last tells only when it begins: what lies between a
@@ -85,7 +85,7 @@ class _Walk:
         self._steps = steps
         self._last = max(len(of_rank) for of_rank in steps.values()) - 1
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[PathPart]:
         """Yield the parts from the end to the beginning."""
         rank, at, until_s = self._end()
         while at >= 0:
@@ -98,10 +98,10 @@ class _Walk:
                 start = self._starts[moment.instruction.tag_id]
                 begun_s, member, started = self._begun(rank, moment.step, start)
                 if begin_s < begun_s <= end_s and member != rank:
-                    yield Part("transfer", rank, start, begun_s, end_s, begun_s)
+                    yield PathPart("transfer", rank, start, begun_s, end_s, begun_s)
                     rank, at, until_s = member, started, begun_s
                     continue
-                yield Part("transfer", rank, start, begin_s, end_s, begun_s)
+                yield PathPart("transfer", rank, start, begin_s, end_s, begun_s)
             else:
                 yield from self._spent(rank, moment, begin_s, end_s)
             at, until_s = at - 1, begin_s
@@ -124,20 +124,20 @@ class _Walk:
         moments = self._moments[rank]
         return rank, len(moments) - 1, moments[-1].end_s if moments else 0.0
 
-    def _between(self, rank: int, at: int, begin_s: float, end_s: float) -> Iterator[Part]:
+    def _between(self, rank: int, at: int, begin_s: float, end_s: float) -> Iterator[PathPart]:
         """Yield what passed after a moment: behind a step data is read, and a core may be waited for."""
         moments, of_rank = self._moments[rank], self._steps[rank]
         step = moments[at].step
         is_of_step = at + 1 < len(moments) and moments[at + 1].step == step
         if is_of_step or step == self._last or not of_rank[step].cpu_s or self._ranks[rank].kind == "gpu":
-            yield Part("between", rank, None, begin_s, end_s)
+            yield PathPart("between", rank, None, begin_s, end_s)
             return
         before, after = of_rank[step], of_rank[step + 1]
         own_s = min(after.cpu_clock_s[0] - before.cpu_clock_s[1], end_s - begin_s)
         data_s = min(after.waited_s[0] - before.waited_s[1], end_s - begin_s - own_s)
-        yield Part("core", rank, None, begin_s + own_s + data_s, end_s)
-        yield Part("data", rank, None, begin_s + own_s, begin_s + own_s + data_s)
-        yield Part("between", rank, None, begin_s, begin_s + own_s)
+        yield PathPart("core", rank, None, begin_s + own_s + data_s, end_s)
+        yield PathPart("data", rank, None, begin_s + own_s, begin_s + own_s + data_s)
+        yield PathPart("between", rank, None, begin_s, begin_s + own_s)
 
     def _begun(self, rank: int, step: int, start: Start) -> tuple[float, int, int]:
         """Return when the last member had begun a communication, who that is, and its moment then."""
@@ -149,19 +149,19 @@ class _Walk:
         ]
         return max(begun)
 
-    def _spent(self, rank: int, moment: _Moment, begin_s: float, end_s: float) -> Iterator[Part]:
+    def _spent(self, rank: int, moment: _Moment, begin_s: float, end_s: float) -> Iterator[PathPart]:
         """Yield what an instruction's own time went to, the later part first."""
         instruction = moment.instruction
         match instruction:
             case Run():
                 is_shared = moment.cpu_s is not None and self._ranks[rank].kind == "cpu"
                 cpu_s = min(moment.cpu_s or 0.0, end_s - begin_s) if is_shared else end_s - begin_s
-                yield Part("core", rank, instruction, begin_s + cpu_s, end_s)
-                yield Part("compute", rank, instruction, begin_s, begin_s + cpu_s)
+                yield PathPart("core", rank, instruction, begin_s + cpu_s, end_s)
+                yield PathPart("compute", rank, instruction, begin_s, begin_s + cpu_s)
             case Start():
-                yield Part("start", rank, instruction, begin_s, end_s)
+                yield PathPart("start", rank, instruction, begin_s, end_s)
             case _:
-                yield Part("store", rank, instruction, begin_s, end_s)
+                yield PathPart("store", rank, instruction, begin_s, end_s)
 
 
 def _moments(program: Sequence[Instruction], steps: Sequence[StepTimes]) -> Iterator[_Moment]:

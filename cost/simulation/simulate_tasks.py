@@ -33,7 +33,7 @@ NO: Any = np.bool_(False)
 YES: Any = np.bool_(True)
 
 
-class Timeline(NamedTuple):
+class TaskTimes(NamedTuple):
     """When tasks run, by place: a block's tasks are at its offset."""
 
     offset: Ints  # by block
@@ -108,7 +108,7 @@ def run_task(contents: Contents, task: int, ready: float, room: Room, limit_s: f
 
 
 @inner
-def note_end(place: int, end: float, timeline: Timeline, room: Room) -> bool:
+def note_end(place: int, end: float, timeline: TaskTimes, room: Room) -> bool:
     """Note that a predecessor of the task at a place ends; tell whether none is left."""
     timeline.ready[place] = max(timeline.ready[place], end)
     room.waiting[place] -= 1
@@ -117,7 +117,7 @@ def note_end(place: int, end: float, timeline: Timeline, room: Room) -> bool:
 
 @inner
 def queue_task(
-    block: int, place: int, ready: float, timeline: Timeline, room: Room, size: int, has_left: bool
+    block: int, place: int, ready: float, timeline: TaskTimes, room: Room, size: int, has_left: bool
 ) -> tuple[int, bool]:
     """Queue a task: with those before it in its block, or in the place of the first, if that `has_left`."""
     head = room.head[block]
@@ -134,7 +134,7 @@ def queue_task(
 
 
 @inner
-def begin(contents: Contents, content: Ints, work: Floats, timeline: Timeline, room: Room) -> None:
+def begin(contents: Contents, content: Ints, work: Floats, timeline: TaskTimes, room: Room) -> None:
     """Have no task be run, and all wait for their predecessors."""
     for resource in range(len(work)):
         room.free[resource], room.remaining[resource] = 0.0, work[resource]
@@ -152,7 +152,7 @@ def replay(
     contents: Contents,
     content: Ints,
     waiting: Waiting,
-    timeline: Timeline,
+    timeline: TaskTimes,
     room: Room,
     former: Longs,
     is_changed: Ints,
@@ -197,7 +197,7 @@ def release(
     contents: Contents,
     content: Ints,
     waiting: Waiting,
-    timeline: Timeline,
+    timeline: TaskTimes,
     room: Room,
     block: int,
     index: int,
@@ -234,7 +234,7 @@ def run_queue(
     contents: Contents,
     content: Ints,
     waiting: Waiting,
-    timeline: Timeline,
+    timeline: TaskTimes,
     room: Room,
     count: int,
     size: int,
@@ -275,7 +275,7 @@ def simulate(
     content: Ints,
     waiting: Waiting,
     work: Floats,
-    timeline: Timeline,
+    timeline: TaskTimes,
     room: Room,
     former: Longs,
     is_changed: Ints,

@@ -27,7 +27,7 @@ from partc.cost.simulation.simulate_tasks import (
     INDEX_MASK,
     STOPPED,
     Room,
-    Timeline,
+    TaskTimes,
     simulate,
 )
 from partc.cost.simulation.task_arrays import (
@@ -105,7 +105,7 @@ class Timed:
 
 
 @dataclass(slots=True)
-class Move:
+class UndoableEdit:
     """A change of the graph that can still be undone. `work`: by resource, before it."""
 
     blocks: Ints
@@ -141,7 +141,7 @@ class TaskGraph:
         self._content = np.zeros(blocks, np.int32)
         self._work = np.zeros(resources)
         self._timeline, self._spare = (
-            Timeline(np.zeros(blocks + 1, np.int32), *_zeros("f8 f8 i8")) for _ in range(2)
+            TaskTimes(np.zeros(blocks + 1, np.int32), *_zeros("f8 f8 i8")) for _ in range(2)
         )
         self._room = Room._make(
             (
@@ -155,7 +155,7 @@ class TaskGraph:
         self._is_changed = np.zeros(blocks, np.int32)
         self._all = np.ones(blocks, np.int32)
         self._order_length = 0
-        self._move: Move | None = None
+        self._move: UndoableEdit | None = None
         self._is_current = False  # whether the timeline is the graph's, but for the last move
 
     @property
@@ -180,7 +180,9 @@ class TaskGraph:
         self._accept()
         given = [contents[block] for block in chosen.tolist()]
         numbers = self._written(given, self._sources[chosen].tolist())
-        move = Move(chosen, self._content[chosen], self._work.copy(), self._is_current, self._order_length)
+        move = UndoableEdit(
+            chosen, self._content[chosen], self._work.copy(), self._is_current, self._order_length
+        )
         self._content[chosen] = numbers
         missing = find_missing(self._contents, self._content, self._waiting, chosen)
         if missing != NONE:
@@ -315,7 +317,7 @@ class TaskGraph:
             return
         timelines = []
         for timeline in (self._timeline, self._spare):
-            timelines.append(Timeline(timeline.offset, *(_with_room(v, tasks) for v in timeline[1:])))
+            timelines.append(TaskTimes(timeline.offset, *(_with_room(v, tasks) for v in timeline[1:])))
         self._timeline, self._spare = timelines
         room = self._room
         by_place, queue = (

@@ -27,7 +27,7 @@ BOOL = np.dtype(np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TableShard:
     """A rank's rows of a table: the first and their number, both int64[1], and how many the whole has."""
 
     first_row: gs.Tensor
@@ -44,7 +44,7 @@ class _Local:
     is_known: gs.Tensor
 
 
-def _localise(write: NodeWriter, ids: gs.Tensor, ids_rank: int, part: Part) -> _Local:
+def _localise(write: NodeWriter, ids: gs.Tensor, ids_rank: int, part: TableShard) -> _Local:
     """Return where ids lie in the part. Negative ids count from the end of the whole."""
     dtype = np.dtype(ids.dtype)
     zero, end = write.scalar(0, dtype), write.scalar(part.rows, dtype)
@@ -79,7 +79,7 @@ def write_gather(
     write: NodeWriter,
     table: gs.Tensor,
     ids: gs.Tensor,
-    part: Part,
+    part: TableShard,
     *,
     axis: int,
     ranks: tuple[int, int],
@@ -104,7 +104,7 @@ def write_gather(
 
 
 def write_scatter(
-    write: NodeWriter, ids: gs.Tensor, updates: gs.Tensor, part: Part, *, ids_rank: int, row_axes: int
+    write: NodeWriter, ids: gs.Tensor, updates: gs.Tensor, part: TableShard, *, ids_rank: int, row_axes: int
 ) -> tuple[gs.Tensor, gs.Tensor]:
     """Write positions in a part and updates that are zero where the id is not in it, to be added there.
 

@@ -8,7 +8,7 @@ is a minimum vertex cut between the births and the readers that want it whole; t
 is its bytes and a constant per message.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 from ortools.graph.python.max_flow import SimpleMaxFlow
@@ -21,12 +21,13 @@ MESSAGE_BYTES = 4096  # one more message is worth this many bytes
 
 
 def aggregate_partials(graph: LaidOutGraph, message_bytes: int = MESSAGE_BYTES) -> None:
-    """Fill `made_whole`. Needs layouts and decisions; leaves no reader that wants a partial whole
-    without a sum on every path to it."""
-    graph.made_whole = frozenset(
-        (tensor, axis)
-        for axis in range(graph.meshes.axes)
-        for tensor in summed_along(graph, axis, message_bytes)
+    """Fill `made_whole` and `summed_anyway`. Needs layouts and decisions; leaves no reader that wants a
+    partial whole without a sum on every path to it."""
+    axes = range(graph.meshes.axes)
+    summed = [summed_along(graph, axis, message_bytes) for axis in axes]
+    graph.made_whole = frozenset((tensor, axis) for axis in axes for tensor in summed[axis])
+    graph.summed_anyway = frozenset(
+        (t, axis) for axis in axes for t in find_summed(graph, axis, summed[axis])
     )
 
 
@@ -48,6 +49,26 @@ def summed_along(graph: LaidOutGraph, axis: int, message_bytes: int = MESSAGE_BY
     # Seen from the readers, so that of equally cheap places the one nearest to the births wins.
     births = set(network.get_sink_side_min_cut())
     return [name for name, vertex in enters.items() if vertex in births and vertex + 1 not in births]
+
+
+def find_summed(graph: LaidOutGraph, axis: int, summed: Collection[str]) -> set[str]:
+    """Return the partial tensors behind sums that readers of the whole have made whatever else is read.
+
+    Who wants a part of one cuts it there; who wants a part of another has it summed part by part.
+    """
+    sums: dict[str, set[str]] = {}  # tensor -> the sums that it is made of, itself where it is born partial
+    wanted = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
+    for node in graph.training.graph.nodes:
+        inputs = zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
+        read = [(tensor.name, layout.along(axis)) for tensor, layout in inputs if tensor.name in sums]
+        wanted.update(name for name, placement in read if not isinstance(placement, Partial | Split))
+        flowing = [sums[name] for name, placement in read if isinstance(placement, Partial)]
+        for tensor in node.outputs:
+            if isinstance(graph.layout(tensor.name).along(axis), Partial):
+                is_first = tensor.name in summed or not flowing
+                sums[tensor.name] = {tensor.name} if is_first else set().union(*flowing)
+    made = {name for tensor in wanted & sums.keys() for name in sums[tensor]}.intersection(summed)
+    return {name for name, behind in sums.items() if name not in summed and behind <= made}
 
 
 def _flows(graph: LaidOutGraph, axis: int, enters: Mapping[str, int]) -> Iterator[tuple[int, int]]:

@@ -28,7 +28,6 @@ from partc.passes.rules.sharding_rules import NodeFacts
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Site
 
-
 # Of what ONNX Runtime selects and adds: rows of a table come from one rank each, zeros from the others.
 SUMMED = frozenset(map(np.dtype, (np.float16, np.float32, np.float64, np.int32, np.int64)))
 
@@ -234,7 +233,8 @@ def decide_on_table(
 ) -> AxisDecision | None:
     """Read rows of a table, or add to them, where they are along an axis, by ids that are whole there.
 
-    What ranks read is summed, so it has to be numbers: masks are not. `wanted`: how what a ScatterND makes is kept by rows, if it is.
+    What ranks read is summed, so it has to be numbers: masks are not. `wanted`: how what a ScatterND makes is
+    kept by rows, if it is.
     """
     reads = node.op == "Gather" and node.attribute("axis", 0) == 0
     adds = node.op == "ScatterND" and node.attribute("reduction") == "add"

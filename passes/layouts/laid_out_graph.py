@@ -50,6 +50,8 @@ class LaidOutGraph:
     decisions: dict[str, Decision] = field(default_factory=dict)
     # partial tensors that are summed over the ranks along a mesh axis: (tensor, axis)
     made_whole: frozenset[tuple[str, int]] = frozenset()
+    # partial tensors that are made of such alone which others want whole: of these a part is cut
+    summed_anyway: frozenset[tuple[str, int]] = frozenset()
 
     @cached_property
     def homes(self) -> dict[str, tuple[tuple[int, Split], ...]]:

@@ -10,14 +10,16 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.layouts import WORKER, Layout, Replicate, Split
-from partc.passes.lowering.last_change import Change
+from partc.passes.lowering.last_change import LayoutChange
 from partc.passes.lowering.lowered_graph import Number, PartNumber, constant
 from partc.passes.lowering.lowering import Lowering
 
 INT64 = np.dtype(np.int64)
 
 
-def cut_part(lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout, change: Change) -> gs.Tensor:
+def cut_part(
+    lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout, change: LayoutChange
+) -> gs.Tensor:
     """Cut a part along a mesh axis out of a tensor that is whole there."""
     split = wanted.along(change.axis)
     assert isinstance(split, Split)
@@ -48,7 +50,7 @@ def _slice_part(
     split: Split,
     shape: tuple[int, ...],
     name: str,
-    change: Change,
+    change: LayoutChange,
 ) -> gs.Tensor:
     """Slice the part out of `axis` of a value, which has the factor in front there."""
     out, site, mesh_axis = lowering.out, change.before.site, change.axis

@@ -8,7 +8,7 @@ from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LayoutChange:
     """A tensor's way into a layout: its layout before the last step, and the mesh axis that changes then."""
 
     before: Layout
@@ -17,7 +17,7 @@ class Change:
 
 def last_change(
     native: Layout, wanted: Layout, divides: Callable[[Layout], bool], moments: int | None = None
-) -> Change:
+) -> LayoutChange:
     """Return the last step from a layout to another on the same mesh.
 
     Local cuts come first, since they make what is sent smaller, and gathering last. Mesh axes that cut at
@@ -48,6 +48,8 @@ def last_change(
     if cut and not (undone or reduced):
         axis = max(cut, key=lambda a: (isinstance(native.along(a), Partial), a))
         source = native.along(axis)
-        return Change(wanted.with_along(axis, source if isinstance(source, Partial) else Replicate()), axis)
+        return LayoutChange(
+            wanted.with_along(axis, source if isinstance(source, Partial) else Replicate()), axis
+        )
     axis = min(undone or reduced)
-    return Change(wanted.with_along(axis, native.along(axis)), axis)
+    return LayoutChange(wanted.with_along(axis, native.along(axis)), axis)

@@ -26,7 +26,7 @@ from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.program import Site
 
 
-class Piece(NamedTuple):
+class LargestPiece(NamedTuple):
     """One rank's piece of a tensor, the largest: its shape, None where it follows the data or the rank."""
 
     shape: tuple[int | None, ...]
@@ -55,7 +55,7 @@ class LocalSizes:
         """
         return _local_sizes(self.facts.shape(tensor), self.graph.meshes.of(layout.site), layout)
 
-    def piece(self, tensor: str, layout: Layout) -> Piece:
+    def piece(self, tensor: str, layout: Layout) -> LargestPiece:
         """Return one rank's piece of a tensor."""
         axes = self.graph.meshes.of(layout.site).axes
         return _piece(self.facts.of(tensor), axes, layout.placements)
@@ -100,7 +100,7 @@ class LocalSizes:
 @lru_cache(maxsize=1 << 16)
 def _piece(
     tensor: TensorFacts, axes: tuple[tuple[str, int], ...], placements: tuple[Placement, ...]
-) -> Piece:
+) -> LargestPiece:
     mesh, layout = Mesh(WORKER, axes), Layout(WORKER, *placements)
     shape = _local_shape(tensor, mesh, layout)
     nbytes = Fraction(tensor.nbytes)
@@ -113,7 +113,7 @@ def _piece(
         nbytes *= Fraction(local, tensor.shape[widened.axis])
     for _, overlapping in layout.overlapping():
         nbytes *= Fraction(_longest(overlapping), overlapping.size)
-    return Piece(shape, int(nbytes))
+    return LargestPiece(shape, int(nbytes))
 
 
 def _local_shape(tensor: TensorFacts, mesh: Mesh, layout: Layout) -> tuple[int | None, ...]:

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.expand_gather import Part, write_gather, write_scatter
+from partc.passes.graph.expand_gather import TableShard, write_gather, write_scatter
 from partc.passes.graph.node_writer import NodeWriter
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.layouts import Split
@@ -45,7 +45,7 @@ def lower_table(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Ten
     return out
 
 
-def _part(lowering: Lowering, node: gs.Node, decision: Decision) -> Part:
+def _part(lowering: Lowering, node: gs.Node, decision: Decision) -> TableShard:
     axis = next(number for number, along in enumerate(decision.axes) if along.cuts_table)
     rows = lowering.facts.shape(node.inputs[0].name)[0]
     parts = lowering.graph.meshes.size(decision.site, axis)
@@ -54,9 +54,9 @@ def _part(lowering: Lowering, node: gs.Node, decision: Decision) -> Part:
         held = (FactorPart(split.uneven, (axis,)),), rows // split.uneven
         own = PartNumber(*held, "start"), PartNumber(*held)
         first, count = (lowering.out.numbers(decision.site, (number,)) for number in own)
-        return Part(first, count, rows)
+        return TableShard(first, count, rows)
     count = constant(f"{node.name}.row_count.{axis}", [rows // parts], np.int64)
     name = f"{node.name}.first_row.{axis}"
     position = lowering.coordinate(decision.site, axis)
     first = lowering.out.emit("Mul", [position, count], name, INT64, decision.site)
-    return Part(first, count, rows)
+    return TableShard(first, count, rows)

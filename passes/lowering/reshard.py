@@ -34,7 +34,7 @@ from partc.passes.layouts.layouts import (
 from partc.passes.lowering.cut_part import Fold, cut_part, local_blocks
 from partc.passes.lowering.exchange import exchange
 from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows, take_owned_slices
-from partc.passes.lowering.last_change import Change, last_change
+from partc.passes.lowering.last_change import LayoutChange, last_change
 from partc.passes.lowering.lowered_graph import PieceCut, constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.overlap import overlap, pad_overlapping
@@ -136,7 +136,7 @@ def _to_stage(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -
     return result
 
 
-def _change_axis(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
+def _change_axis(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutChange) -> gs.Tensor:
     source, target = change.before.along(change.axis), wanted.along(change.axis)
     if isinstance(source, Partial):
         reduces = _all_reduce if isinstance(target, Replicate) else _reduce_scatter
@@ -153,7 +153,7 @@ def _change_axis(lowering: Lowering, tensor: str, wanted: Layout, change: Change
     return whole  # a replica's own value, or the one term of a zero, is the whole
 
 
-def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
+def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutChange) -> gs.Tensor:
     """Sum a partial tensor and keep a part."""
     split, partial = wanted.along(change.axis), change.before.along(change.axis)
     assert isinstance(split, Split)
@@ -161,7 +161,8 @@ def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Cha
     whole = wanted.with_along(change.axis, Replicate())
     graph = lowering.graph
     is_local = change.axis == graph.meshes.microbatch_axis  # each rank makes the sum itself
-    if is_local or (tensor, change.axis) in graph.made_whole or not graph.has_fixed_pieces(tensor, whole):
+    is_summed = (tensor, change.axis) in graph.made_whole | graph.summed_anyway
+    if is_local or is_summed or not graph.has_fixed_pieces(tensor, whole):
         return cut_part(lowering, tensor, lowering.need(tensor, whole), wanted, change)
     operand = lowering.need(tensor, change.before)
     result = _result(lowering, tensor, wanted)
@@ -186,7 +187,7 @@ def _cut_of(lowering: Lowering, whole: Layout, split: Split) -> PieceCut:
     return PieceCut(split.axis, blocks, split.uneven // prod(map(mesh.size, here)))
 
 
-def _all_reduce(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
+def _all_reduce(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutChange) -> gs.Tensor:
     assert (tensor, change.axis) in lowering.graph.made_whole, (
         f"{tensor} is wanted whole behind its aggregation"
     )
@@ -258,7 +259,7 @@ def _result(lowering: Lowering, tensor: str, layout: Layout) -> gs.Variable:
     return gs.Variable(name, dtype=lowering.facts.dtypes[tensor])
 
 
-def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: Change) -> gs.Tensor:
+def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutChange) -> gs.Tensor:
     """Gather pieces of fixed shapes as they are; others with the split factor in front."""
     split = change.before.along(change.axis)
     assert isinstance(split, Split)

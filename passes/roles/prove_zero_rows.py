@@ -26,7 +26,7 @@ KEEPS = frozenset(["Identity", "Neg", "Cast", "Unsqueeze", "Squeeze", "Reshape",
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowPerId:
     """A tensor with one entry per id: of table `table` as it was, or (None) of anything else."""
 
     table: str | None = None
@@ -39,7 +39,7 @@ class Zero:
     is_rows: bool = True
 
 
-Value = Rows | Zero | None  # None: does not depend on the rows
+Value = RowPerId | Zero | None  # None: does not depend on the rows
 
 
 def ignores_zero_rows(training: TrainingGraph, parameter: str) -> bool:
@@ -58,7 +58,7 @@ class _Proof:
     def holds(self, graph: gs.Graph, sum_rows: gs.Node) -> bool:
         """Follow the sums through the graph; stop at the first op that rows of zero would show in."""
         ids, sums = (tensor.name for tensor in sum_rows.outputs)
-        self.values = {ids: Rows(), sums: Zero()}
+        self.values = {ids: RowPerId(), sums: Zero()}
         for node in graph.nodes:
             read = [self.values.get(tensor.name) for tensor in node.inputs]
             if any(value is not None for value in read) and not self._follow(node, read):
@@ -71,7 +71,7 @@ class _Proof:
         if node.op == "ScatterND":
             return self._scatter(node, read)
         if node.op == "Gather" and read[0] is None:
-            self.values[result] = Rows(self._root(node.inputs[0].name))
+            self.values[result] = RowPerId(self._root(node.inputs[0].name))
         elif node.op.startswith("Reduce"):
             self.values[result] = Zero(is_rows=False)
             return isinstance(read[0], Zero)
@@ -85,7 +85,7 @@ class _Proof:
         table, _, updates = (tensor.name for tensor in node.inputs)
         adds = node.attrs.get("reduction", "none") == "add"
         value = read[2]
-        leaves_no_trace = isinstance(value, Zero) if adds else value == Rows(self._root(table))
+        leaves_no_trace = isinstance(value, Zero) if adds else value == RowPerId(self._root(table))
         self.same_as[node.outputs[0].name] = self._root(table)
         return leaves_no_trace and read[0] is None and updates != table
 
@@ -95,7 +95,7 @@ class _Proof:
 
 def _combine(op: str, read: list[Value]) -> Value:
     """Return the value of a pointwise op's result."""
-    is_rows = any(isinstance(v, Rows) or (isinstance(v, Zero) and v.is_rows) for v in read)
+    is_rows = any(isinstance(v, RowPerId) or (isinstance(v, Zero) and v.is_rows) for v in read)
     zero = Zero(is_rows)
     is_zero = [isinstance(value, Zero) for value in read]
     if op in ("Mul", "And") and any(is_zero):
@@ -105,7 +105,7 @@ def _combine(op: str, read: list[Value]) -> Value:
     if op == "Div" and is_zero[0]:
         return zero
     if op in ("Identity", "Cast") or (op in ("Add", "Sub") and is_zero[1]):
-        return read[0] if read[0] is not None or not is_rows else Rows()
+        return read[0] if read[0] is not None or not is_rows else RowPerId()
     if op == "Add" and is_zero[0]:
-        return read[1] if read[1] is not None or not is_rows else Rows()
-    return Rows() if is_rows else None
+        return read[1] if read[1] is not None or not is_rows else RowPerId()
+    return RowPerId() if is_rows else None

@@ -24,7 +24,7 @@ from partc.passes.layouts.layouts import Reduction
 from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated, joins_microbatches
-from partc.passes.scheduling.divide_pieces import Piece, Pieces, is_contiguous, lay_out_pieces
+from partc.passes.scheduling.divide_pieces import BucketPiece, Pieces, is_contiguous, lay_out_pieces
 from partc.runtime.plan.program import Rounding, Site
 
 BUCKET_BYTES = 25_000_000  # where an AllReduce nears the line rate of fast links
@@ -56,7 +56,7 @@ class Bucket:
     counts: tuple[int, ...] = ()  # elements per server, or per part of a mesh axis
     axis: int = 0  # of the workers' mesh
     receivers: tuple[Site, ...] = ()  # of what goes to another mesh
-    pieces: tuple[tuple[Piece, ...], ...] = ()  # by member and part along the mesh axis
+    pieces: tuple[tuple[BucketPiece, ...], ...] = ()  # by member and part along the mesh axis
     rounds_to: Rounding = ""  # what sums of it are sent as
 
     @property

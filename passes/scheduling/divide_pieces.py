@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BucketPiece:
     """A piece in its bucket: its first element, its shape, and that with blocks as an axis of their own."""
 
     offset: int
@@ -34,7 +34,7 @@ class Piece:
 class Pieces:
     """The pieces of a bucket's members: by member and part, and the elements of each part's region."""
 
-    of_members: tuple[tuple[Piece, ...], ...]
+    of_members: tuple[tuple[BucketPiece, ...], ...]
     counts: tuple[int, ...]
 
 
@@ -55,7 +55,8 @@ def lay_out_pieces(shapes: Sequence[Shape], cuts: Sequence[PieceCut], parts: int
     return Pieces(
         tuple(
             tuple(
-                Piece(offsets[part * len(shapes) + member], *shapes_of[member][part]) for part in range(parts)
+                BucketPiece(offsets[part * len(shapes) + member], *shapes_of[member][part])
+                for part in range(parts)
             )
             for member in range(len(shapes))
         ),
@@ -74,7 +75,7 @@ def _piece_shapes(shape: Shape, cut: PieceCut, parts: int, part: int) -> tuple[S
 
 def divide_pieces(
     lowered: LoweredGraph,
-    pieces_of: Mapping[str, Sequence[Piece]],
+    pieces_of: Mapping[str, Sequence[BucketPiece]],
     position_of: Mapping[str, int],
 ) -> dict[str, int]:
     """Let communications gather and scatter pieces, and join and divide these in segments.
@@ -113,7 +114,7 @@ def _first_readers(lowered: LoweredGraph, position_of: Mapping[str, int]) -> dic
     return first
 
 
-def _join(lowered: LoweredGraph, node: gs.Node, pieces: Sequence[Piece]) -> list[gs.Node]:
+def _join(lowered: LoweredGraph, node: gs.Node, pieces: Sequence[BucketPiece]) -> list[gs.Node]:
     whole, cut = node.outputs[0], node.attrs["cut"]
     parts = node.outputs = _parts(lowered, whole, pieces)
     if cut.blocks == 1:
@@ -128,7 +129,7 @@ def _join(lowered: LoweredGraph, node: gs.Node, pieces: Sequence[Piece]) -> list
     ]
 
 
-def _divide(lowered: LoweredGraph, node: gs.Node, pieces: Sequence[Piece]) -> list[gs.Node]:
+def _divide(lowered: LoweredGraph, node: gs.Node, pieces: Sequence[BucketPiece]) -> list[gs.Node]:
     whole, cut = node.inputs[0], node.attrs["cut"]
     parts = node.inputs = _parts(lowered, whole, pieces)
     along = cut.axis + (cut.blocks > 1)
@@ -144,7 +145,7 @@ def _divide(lowered: LoweredGraph, node: gs.Node, pieces: Sequence[Piece]) -> li
 
 
 def _apart(
-    lowered: LoweredGraph, whole: gs.Tensor, pieces: Sequence[Piece], cut: PieceCut
+    lowered: LoweredGraph, whole: gs.Tensor, pieces: Sequence[BucketPiece], cut: PieceCut
 ) -> tuple[gs.Variable, Shape]:
     """Return a whole with the blocks as an axis of their own, and its shape."""
     along = cut.axis + 1
@@ -156,7 +157,7 @@ def _apart(
     return apart, shape
 
 
-def _parts(lowered: LoweredGraph, whole: gs.Tensor, pieces: Sequence[Piece]) -> list[gs.Variable]:
+def _parts(lowered: LoweredGraph, whole: gs.Tensor, pieces: Sequence[BucketPiece]) -> list[gs.Variable]:
     parts = [_like(whole, f"{whole.name}.piece{number}") for number in range(len(pieces))]
     itemsize = int(np.dtype(whole.dtype).itemsize)
     for part, piece in zip(parts, pieces, strict=True):

@@ -46,7 +46,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class SegmentBytes:
     """Bytes that a segment makes: of each write, and the most at once (see Run)."""
 
     writes: tuple[int, ...]
@@ -90,7 +90,7 @@ class ProgramMaker:
         self._next_tag = 0
         self._buffers_of_buckets: dict[str, list[str]] = {}  # of every micro-batch
         self._owed: list[Wait] = []  # by those who only send
-        self._segments: dict[tuple[int, bool], tuple[Segment, Work, Sizes]] = {}  # of repeated chunks
+        self._segments: dict[tuple[int, bool], tuple[Segment, Work, SegmentBytes]] = {}  # of repeated chunks
 
     def make(self) -> Program:
         """Return the program. Fills the writer's folder with segments on the way."""
@@ -213,7 +213,7 @@ class ProgramMaker:
         goes_on: bool,
         lasting: set[str],
         readers: Mapping[str, set[int]],
-    ) -> tuple[Segment, Work, Sizes]:
+    ) -> tuple[Segment, Work, SegmentBytes]:
         """Write a chunk's segment, once where micro-batches share it: those that go on with a sum, or all."""
         key = id(chunk), goes_on and bool(chunk.sums)
         if key not in self._segments:
@@ -226,7 +226,7 @@ class ProgramMaker:
             self._segments[key] = segment, work, self._sizes(nodes, wanted, segment)
         return self._segments[key]
 
-    def _sizes(self, nodes: list[gs.Node], wanted: set[str], segment: Segment) -> Sizes:
+    def _sizes(self, nodes: list[gs.Node], wanted: set[str], segment: Segment) -> SegmentBytes:
         made = {
             tensor.name: self._work.expected_bytes(tensor)
             for node in nodes
@@ -234,7 +234,7 @@ class ProgramMaker:
             if tensor.name not in self.program.renamed
         }
         inner = lives_of(nodes, made, wanted).peak_bytes
-        return Sizes(tuple(made.get(name, 0) for name in segment.writes), inner)
+        return SegmentBytes(tuple(made.get(name, 0) for name in segment.writes), inner)
 
     def _name(self, value: str, microbatch: int | None = None) -> str:
         return self.program.renamed.get(value, self.repeated.name(value, microbatch))

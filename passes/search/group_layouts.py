@@ -49,7 +49,7 @@ Placements = tuple[Placement, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class AxisCollective:
     """What the ranks along a mesh axis do together.
 
     nbytes  of a rank's tensor, the larger of both ends
@@ -77,7 +77,7 @@ class GroupLayout:
     kind: int
     mesh: Mesh
     work: Mapping[Way, Work]
-    collectives: Mapping[Way, tuple[Collective, ...]]
+    collectives: Mapping[Way, tuple[AxisCollective, ...]]
     wants: Mapping[tuple[int, Way], tuple[Placements, ...]]
     has: Mapping[int, Layout]
     homes: Mapping[int, Layout]
@@ -318,7 +318,7 @@ def _reads(graph: LaidOutGraph, nodes: tuple[gs.Node, ...]) -> Iterator[tuple[gs
 
 def _collectives(
     graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...], awaited: set[str]
-) -> Iterator[Collective]:
+) -> Iterator[AxisCollective]:
     """Yield what the ranks do together on one way. What nobody awaits goes along with gradients."""
     found = [each for each in _communicated(graph, sizes, nodes) if each[0] in awaited]
     joint = {tensor for tensor, *_ in found}
@@ -327,7 +327,7 @@ def _collectives(
         behind = [level[t.name] + (t.name in joint) for t in node.inputs if t.name in level]
         level.update((tensor.name, max(behind, default=0)) for tensor in node.outputs)
     for tensor, kind, axis, nbytes in found:
-        yield Collective(kind, axis, nbytes, level[tensor])
+        yield AxisCollective(kind, axis, nbytes, level[tensor])
 
 
 def _communicated(

@@ -48,6 +48,13 @@ def split_dense(analysis: Analysis, mesh: Mesh) -> DenseSplit:
     return DenseSplit(weights | biases, search.wishes)
 
 
+def find_dense(analysis: Analysis, mesh: Mesh) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the weights of dense layers with a column for each worker, and the activations they read."""
+    search = _DenseSearch(analysis, mesh)
+    search.split_layers()
+    return frozenset(search.weights), frozenset(search.read)
+
+
 @dataclass
 class _DenseSearch:
     analysis: Analysis

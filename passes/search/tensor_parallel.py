@@ -6,7 +6,7 @@ Columns of one layer and rows of the next, heads of an attention and cells of a 
 themselves, as in Megatron-LM (Shoeybi et al. 2019, section 3); biases follow the ops that read them.
 """
 
-from collections import Counter, deque
+from collections import ChainMap, Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -16,9 +16,9 @@ import onnx_graphsurgeon as gs
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
 from partc.passes.graph.simplify import SIZES
-from partc.passes.layouts.aggregate_partials import MESSAGE_BYTES, summed_along
+from partc.passes.layouts.aggregate_partials import MESSAGE_BYTES, find_summed, summed_along
 from partc.passes.layouts.configuration import Configuration, home_of_follower
-from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule
+from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule, decide_on_table
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Layout, Partial, Placement, Replicate, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
@@ -44,9 +44,13 @@ def split_weights(analysis: Analysis, mesh: Mesh, axis: int) -> dict[str, Split]
 
 
 def _split(analysis: Analysis, mesh: Mesh, axis: int) -> dict[str, Split]:
-    search = _WeightSearch(analysis, mesh.size(axis))
-    search.run()
-    weights = _improve(analysis, mesh, axis, search)
+    searches = [_WeightSearch(analysis, mesh.size(axis), looks_ahead) for looks_ahead in (False, True)]
+    for search in searches:
+        search.run()
+    if searches[0].chosen == searches[1].chosen:
+        del searches[1]
+    found = [_improve(analysis, mesh, axis, search) for search in searches]
+    weights = min(found, key=lambda w: _sent_bytes(_lay_out(analysis, mesh, axis, w), axis))
     followers = follow_readers(_lay_out(analysis, mesh, axis, weights), axis, weights)
     return _split_heavy(analysis, mesh, axis, weights | followers)
 
@@ -110,7 +114,7 @@ def sent_along(graph: LaidOutGraph, axis: int) -> dict[str, int]:
         n for n, p in wanted if isinstance(graph.layout(n).along(axis), Partial) and isinstance(p, Split)
     }
     summed = set(summed_along(graph, axis))
-    once = Counter((*gathered, *(scattered - summed)))
+    once = Counter((*gathered, *(scattered - summed - find_summed(graph, axis, summed))))
     return dict(once + Counter(dict.fromkeys(summed, 2)))  # an AllReduce is a scatter and a gather
 
 
@@ -149,11 +153,17 @@ class _Outcome:
 
 
 class _WeightSearch:
-    """Walks along the main computation, choosing weights as they are met."""
+    """Walks along the main computation, choosing weights as they are met.
 
-    def __init__(self, analysis: Analysis, ranks: int) -> None:
+    `looks_ahead`: a weight sees what others make of the ops behind it; tables are chosen where an op sums
+    their products; light weights stay whole where any split of them is sent for, such as those of a few
+    key-value heads, which more ranks share.
+    """
+
+    def __init__(self, analysis: Analysis, ranks: int, looks_ahead: bool) -> None:
         self._analysis = analysis
         self._ranks = ranks
+        self._looks_ahead = looks_ahead
         self._nodes = forward_nodes(analysis.training, analysis.main)
         self._readers: dict[str, list[int]] = {}
         for place, node in enumerate(self._nodes):
@@ -167,7 +177,9 @@ class _WeightSearch:
             for name, variable in analysis.training.variables.items()
             if name in contracted and name in analysis.training.gradients
         }
+        self._nbytes = {name: analysis.facts.nbytes(name) for name in self._weights}
         self._placements: dict[str, Placement] = {}
+        self._ahead: dict[str, Placement] = {}  # the same of what follows, as far as it is chosen
         self._untried = set(self._weights)
         self.chosen: dict[str, Split] = {}
 
@@ -195,11 +207,13 @@ class _WeightSearch:
 
     def other_places(self, names: Sequence[str], chosen: Mapping[str, Split]) -> list[Split | None]:
         """Return where weights of a kind may be split in place of where they are, or stay whole: None."""
-        nbytes = {name: self._analysis.facts.nbytes(name) for name in self.chosen}
-        whole = sum(size for name, size in nbytes.items() if name in names or name not in chosen)
-        is_light = whole <= LIGHT * sum(nbytes.values())
-        places = [*_places_of(self._weights[names[0]].shape, self._ranks), *([None] if is_light else [])]
+        are_light = self._are_light({*names, *(self._weights.keys() - chosen.keys())})
+        places = [*_places_of(self._weights[names[0]].shape, self._ranks), *([None] if are_light else [])]
         return [place for place in places if place != chosen.get(names[0])]
+
+    def _are_light(self, names: Collection[str]) -> bool:
+        """Tell whether weights may stay whole together."""
+        return sum(self._nbytes[name] for name in names) <= LIGHT * sum(self._nbytes.values())
 
     def _surroundings(self, weight: str) -> tuple[str, ...]:
         """Return the ops that read a weight, and those that read what these make."""
@@ -210,20 +224,41 @@ class _WeightSearch:
     def run(self) -> None:
         for place, node in enumerate(self._nodes):
             for tensor in node.inputs:
-                if tensor.name in self._untried:
-                    self._choose(tensor.name)
+                if tensor.name not in self._untried:
+                    continue
+                if self._looks_ahead and node.op == "Gather" and self._readers[tensor.name][-1] > place:
+                    continue  # its other readers decide
+                self._choose(tensor.name)
+                if self._looks_ahead:
+                    self._look_ahead(place)
             for name, placement in self._step(place, self._placements)[1].items():
                 self._placements[name] = placement
+
+    def _look_ahead(self, place: int) -> None:
+        """Follow what is chosen beyond the weights that are not, so that these see what they will meet."""
+        self._ahead = {}
+        known = ChainMap(self._ahead, self._placements)
+        for following in range(place, min(place + LOOKAHEAD, len(self._nodes))):
+            self._ahead |= self._step(following, known)[1]
 
     def _choose(self, weight: str) -> None:
         self._untried.discard(weight)
         found = self._outcomes(weight, {1})
-        if not found or min(sent for sent, _ in found):
+        is_table = self._looks_ahead and any(self._nodes[r].op == "Gather" for r in self._readers[weight])
+        if not is_table and (not found or min(sent for sent, _ in found)):
             found += self._outcomes(weight, range(2, MAX_BLOCKS + 1))
         if found:
-            _, split = min(found, key=lambda pair: pair[0])
+            sent, split = min(found, key=lambda pair: pair[0])
+            if sent and self._looks_ahead and self._is_of_light_ones(weight):
+                return
             self.chosen[weight] = split
             self._placements[weight] = split
+
+    def _is_of_light_ones(self, weight: str) -> bool:
+        """Tell whether a weight may stay whole with all that are shaped like it, and those that are."""
+        shape = self._weights[weight].shape
+        alike = {name for name, other in self._weights.items() if other.shape == shape}
+        return self._are_light(alike | (self._weights.keys() - self._untried - self.chosen.keys()))
 
     def _outcomes(self, weight: str, blocks: Collection[int]) -> list[tuple[int, Split]]:
         """Return what is sent under each split that divides an op."""
@@ -244,14 +279,14 @@ class _WeightSearch:
             place = min(pending)
             pending.discard(place)
             node = self._nodes[place]
-            known = {**self._placements, **outcome.placements}
+            known = {**self._placements, **self._ahead, **outcome.placements}
             decision, made = self._step(place, known)
             outcome.sent += self._sent(node, decision, known)
             is_divided |= decision.factor is not None
             if self._meets_another(node, weight):
                 outcome.sent += self._left_partial(node, known)
                 continue
-            changed = {n: p for n, p in made.items() if p != self._placements.get(n, Replicate())}
+            changed = {n: p for n, p in made.items() if p != known.get(n, Replicate())}
             outcome.placements |= changed
             pending.update(reader for name in changed for reader in self._readers.get(name, ()))
         return outcome if is_divided else None
@@ -271,7 +306,10 @@ class _WeightSearch:
         analysis = self._analysis
         placements = [known.get(tensor.name, Replicate()) for tensor in node.inputs]
         known_facts = node_facts(node, analysis.facts, analysis.zeros)
-        decision = decide_by_rule(known_facts, placements, self._ranks)
+        layouts = [Layout("worker", placement) for placement in placements]
+        is_lookup = self._looks_ahead and node.op == "Gather"
+        looked_up = decide_on_table(known_facts, layouts, 0, None) if is_lookup else None
+        decision = looked_up or decide_by_rule(known_facts, placements, self._ranks)
         names = [tensor.name for tensor in node.outputs]
         return decision, dict(zip(names, decision.outputs, strict=True))
 

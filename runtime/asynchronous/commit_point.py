@@ -9,7 +9,7 @@ update that loses no push without a commit point loses none with it.
 
 from collections.abc import Sequence
 
-from partc.runtime.asynchronous.routes import Route, routes_of
+from partc.runtime.asynchronous.routes import GroupRoute, routes_of
 from partc.runtime.asynchronous.session import own_ranks, servers_of
 from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Start, Store, Wait, instructions_of
 
@@ -62,7 +62,7 @@ def _written(instruction: Instruction) -> set[str]:
     return set()
 
 
-def _has_come(tag_id: int, route: Route, rank: int, begun: set[tuple[int, int]]) -> bool:
+def _has_come(tag_id: int, route: GroupRoute, rank: int, begun: set[tuple[int, int]]) -> bool:
     target = route.members.index(rank)
     return all(
         (tag_id, member) in begun
@@ -71,7 +71,7 @@ def _has_come(tag_id: int, route: Route, rank: int, begun: set[tuple[int, int]])
     )
 
 
-def _pushes(route: Route, plan: Plan, rank: Rank) -> bool:
+def _pushes(route: GroupRoute, plan: Plan, rank: Rank) -> bool:
     """Tell whether a worker's rank sends a server something."""
     servers = {server.rank for server in servers_of(plan)}
     source = route.members.index(rank.rank)

@@ -30,13 +30,13 @@ from partc.runtime.asynchronous.messages import (
     Lost,
     Open,
     Opened,
-    Ready,
+    ReadyToCommit,
     Save,
     SessionMessage,
+    ShardWritten,
     ToChief,
     ToServers,
     Welcome,
-    Written,
 )
 from partc.runtime.asynchronous.session import session_name, worker_of
 from partc.runtime.plan.variables import PlanVariable
@@ -132,7 +132,7 @@ class Coordinator:
                 life.kept[step] = kept_arrays(
                     self._kept_variables, frames, session_name(session, self._workers)
                 )
-            case Ready(session=session, step=step, server=server) if (
+            case ReadyToCommit(session=session, step=step, server=server) if (
                 life := self._life(session)
             ) is not None:
                 life.ready.setdefault(step, set()).add(server)
@@ -140,7 +140,7 @@ class Coordinator:
                 self._note_applied(self._worker(session), step, server)
             case Lost(session=session):
                 self._lose(session)
-            case Written(server=server, fault=fault):
+            case ShardWritten(server=server, fault=fault):
                 self._note_written(server, fault)
             case End(saves=saves):
                 self._ends, self._saves = True, saves

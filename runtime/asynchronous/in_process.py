@@ -45,7 +45,7 @@ _IDLE_AT_MOST = 1000  # turns in which only waiting workers were asked
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedVariables:
     """A checkpoint: the variables, and how many steps of each worker are in them."""
 
     steps: tuple[int, ...]
@@ -65,7 +65,7 @@ class SessionsResult:
     staleness: dict[int, Staleness]  # by server rank
     turns: int
     steps: tuple[int, ...]
-    saved: tuple[Saved, ...]
+    saved: tuple[SavedVariables, ...]
 
 
 def train_sessions_in_process(
@@ -150,7 +150,7 @@ class _Play:
         for batch in batches:
             check_total_batch(plan_of_data(folder.plan), batch)
         first = list(steps or [0] * self._count)
-        self.saved: list[Saved] = []
+        self.saved: list[SavedVariables] = []
         self._copies: dict[int, dict[str, Array]] = {}  # server -> what it copied for a checkpoint
         self._kept: dict[str, Array] = {}  # what the chief copied of workers then
         self.servers: dict[str, Server] = {}
@@ -257,7 +257,7 @@ class _Play:
         if server.coordinator is not None:
             self._kept = self._kept_now()
         if len(self._copies) == len(self.servers):
-            self.saved.append(Saved(steps, merge_variables(self._plan, self._copies, self._kept)))
+            self.saved.append(SavedVariables(steps, merge_variables(self._plan, self._copies, self._kept)))
             self._copies = {}
         server.written("")
 

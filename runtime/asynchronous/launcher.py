@@ -17,7 +17,7 @@ from pathlib import Path
 
 from partc.runtime.asynchronous.endpoints import endpoints_of
 from partc.runtime.asynchronous.job import ProcessPlace, SessionJob, SessionsEnd, write_session_job
-from partc.runtime.asynchronous.mesh import LAUNCHER, Mesh, limit_of_messages
+from partc.runtime.asynchronous.mesh import LAUNCHER, PeerSockets, limit_of_messages
 from partc.runtime.asynchronous.processes import Crew
 from partc.runtime.asynchronous.session import server_name, servers_of, worker_name
 from partc.runtime.asynchronous.watch import Rules, SessionsWatch
@@ -68,9 +68,11 @@ def launch_sessions(
         )
 
         @cache
-        def mesh() -> Mesh:
+        def mesh() -> PeerSockets:
             """Connect when there is something to tell: a server that fails to start is to say so itself."""
-            return at_the_end.enter_context(closing(Mesh(LAUNCHER, session_job, job_folder, _CONNECT_S)))
+            return at_the_end.enter_context(
+                closing(PeerSockets(LAUNCHER, session_job, job_folder, _CONNECT_S))
+            )
 
         crew = at_the_end.enter_context(_crew(plan, job_folder, machines, supervisor))
         stop = StopRequest(supervisor, signals)

@@ -35,7 +35,7 @@ _ROOM_BYTES = 64 * 2**20
 LAUNCHER = "launcher"
 
 
-class Mesh:
+class PeerSockets:
     """One process's sockets.
 
     `job`: which servers listen where, and how long one value may be. `folder`: the job's, where servers tell

@@ -10,10 +10,10 @@ The chief, the first of the servers, decides for all of them (coordinator.py):
     server -> chief      Opened                                     chief -> worker   Welcome   here
     worker -> chief      Ask        may I start this step?          chief -> worker   Grant
     worker -> chief      Kept       what the worker keeps for itself after a step; its values follow
-    server -> chief      Ready      all that a step pushes is here  chief -> servers  Commit    apply it
+    server -> chief      ReadyToCommit                              chief -> servers  Commit    apply the push
     launcher -> chief    Lost       this session has ended          chief -> servers  Gone      forget it
     chief -> servers     Save       copy what you own, and write it
-    server -> chief      Written    that is done, or failed
+    server -> chief      ShardWritten  that is done, or failed
     launcher -> chief    End        no worker is left to train      chief -> servers  Finish    write, and end
 
 A frame holds an array's elements in C order and nothing else: type and shape are the plan's.
@@ -97,7 +97,7 @@ class Kept(Record, frozen=True, tag="kept"):
     step: int
 
 
-class Ready(Record, frozen=True, tag="ready"):
+class ReadyToCommit(Record, frozen=True, tag="ready"):
     """A server has all that a step pushes to it, and has written nothing yet."""
 
     session: int
@@ -130,7 +130,7 @@ class Save(Record, frozen=True, tag="save"):
     steps: tuple[int, ...]
 
 
-class Written(Record, frozen=True, tag="written"):
+class ShardWritten(Record, frozen=True, tag="written"):
     """A server has written its part of a checkpoint; `fault`: what was wrong, if it could not."""
 
     server: int
@@ -147,7 +147,7 @@ class Finish(Record, frozen=True, tag="finish"):
     """Nothing will be pushed any more."""
 
 
-ToChief = Applied | Join | Opened | Ask | Kept | Ready | Lost | Written | End
+ToChief = Applied | Join | Opened | Ask | Kept | ReadyToCommit | Lost | ShardWritten | End
 ToServers = Open | Commit | Gone | Save | Finish
 SessionMessage = Begin | Piece | Grant | Welcome | ToServers | ToChief
 

@@ -29,7 +29,7 @@ _REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class GroupRoute:
     """One communication of one group; members are named by their position."""
 
     start: Start
@@ -49,7 +49,7 @@ class Route:
         return True
 
 
-def routes_of(plan: Plan, rank: Rank) -> dict[int, Route]:
+def routes_of(plan: Plan, rank: Rank) -> dict[int, GroupRoute]:
     """Return who sends and who receives in every communication that a rank takes part in, by tag.
 
     Who reads nothing of what an all_gather brings is sent nothing: a pull is for the session's worker
@@ -58,14 +58,14 @@ def routes_of(plan: Plan, rank: Rank) -> dict[int, Route]:
     ranks = {other.rank: other for other in plan.ranks}
     read = {other.rank: _values_read(plan, other) for other in plan.ranks}
     places = _places_in(plan)
-    routes: dict[int, Route] = {}
+    routes: dict[int, GroupRoute] = {}
     for start in plan.instructions:
         if not isinstance(start, Start) or start.group not in rank.groups:
             continue
         brought = {value for name in start.writes for value in (name, *places.get(name, ()))}
         members = members_of(plan, start.group, rank)
         group = [ranks[member] for member in members]
-        routes[start.tag_id] = Route(
+        routes[start.tag_id] = GroupRoute(
             start,
             members,
             frozenset(

@@ -29,12 +29,12 @@ from partc.runtime.asynchronous.messages import (
     Open,
     Opened,
     Piece,
-    Ready,
+    ReadyToCommit,
     Save,
     SessionMessage,
+    ShardWritten,
     ToChief,
     ToServers,
-    Written,
 )
 from partc.runtime.asynchronous.session import (
     Post,
@@ -214,7 +214,7 @@ class Server:
 
     def written(self, fault: str) -> None:
         """Tell the chief that this server's part of a checkpoint is written, or what was wrong."""
-        self._tell_chief(Written(self.rank.rank, fault))
+        self._tell_chief(ShardWritten(self.rank.rank, fault))
 
     def _open(self, session: int, step: int) -> None:
         plan = self._plan
@@ -243,7 +243,7 @@ class Server:
         if session.begun >= step and session.transport.has_push(step):
             session.ready = step
             session.transport.forget_push(step)
-            self._tell_chief(Ready(session.number, step, self.rank.rank))
+            self._tell_chief(ReadyToCommit(session.number, step, self.rank.rank))
 
     def _begin(self, session: "_Session") -> int:
         step = session.transport.step = session.transport.step + 1

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.asynchronous.job import read_session_job
-from partc.runtime.asynchronous.mesh import Mesh
+from partc.runtime.asynchronous.mesh import PeerSockets
 from partc.runtime.asynchronous.session import plan_of_data, with_workers
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.data.checkpoint import map_arrays
@@ -34,7 +34,7 @@ class SessionProcess:
         self.plan = with_workers(folder_read.plan, len(self.sessions.steps))
         self.plan_folder = PlanFolder(self.plan, folder_read.path)
         self.plan_of_data = plan_of_data(self.plan, self.job.sizes)
-        self.mesh = Mesh(name, self.sessions, folder, self.job.deadline_s)
+        self.mesh = PeerSockets(name, self.sessions, folder, self.job.deadline_s)
 
     def close(self) -> None:
         """Close the sockets."""

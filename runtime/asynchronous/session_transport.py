@@ -14,7 +14,7 @@ import numpy as np
 
 from partc.runtime.asynchronous.messages import Piece, refused
 from partc.runtime.asynchronous.routes import (
-    Route,
+    GroupRoute,
     expected_sizes,
     land_dense,
     land_rows,
@@ -98,7 +98,7 @@ class SessionTransport:
         """Count the pieces of a step no more."""
         self._pushed.pop(step, None)
 
-    def _pieces_of_push(self, route: Route) -> int:
+    def _pieces_of_push(self, route: GroupRoute) -> int:
         own = route.members.index(self._rank)
         return sum(
             member in self._pushers and route.carries(source, own)
@@ -121,7 +121,7 @@ class SessionTransport:
 class SessionHandle:
     """A communication under way."""
 
-    def __init__(self, transport: SessionTransport, part: Part, route: Route) -> None:
+    def __init__(self, transport: SessionTransport, part: Part, route: GroupRoute) -> None:
         self._transport = transport
         self._part = part
         self._sources = [s for s in range(len(part.members)) if route.carries(s, part.position)]

@@ -25,7 +25,7 @@ from partc.runtime.asynchronous.session import (
     worker_of,
 )
 from partc.runtime.engines.host_check import (
-    Found,
+    HostFindings,
     disk_lacks,
     file_lacks,
     found_by,
@@ -46,7 +46,7 @@ _LOOK_S = 0.05
 _AFTER_WORD_S = 30.0  # that a process waits to be ended, once the chief has told what is lacking
 
 
-class Verdict(Record, frozen=True):
+class StartDecision(Record, frozen=True):
     """What the chief has decided."""
 
     may_begin: bool
@@ -64,13 +64,13 @@ def await_start(folder: Path, part: str, number: int) -> None:
         write_record(_found_file(folder, name), found)
     if name == chief:
         fault = _decide(folder, list(sessions.places), job.deadline_s)
-        write_record(folder / VERDICT_FILE, Verdict(fault is None))
+        write_record(folder / VERDICT_FILE, StartDecision(fault is None))
     else:
         _await((folder / VERDICT_FILE).exists, job.deadline_s, chief)
         fault = judge([_read(folder, chief), found]) if name != first_life else None
     if fault is not None:
         raise fault
-    if not msgspec.json.decode((folder / VERDICT_FILE).read_bytes(), type=Verdict).may_begin:
+    if not msgspec.json.decode((folder / VERDICT_FILE).read_bytes(), type=StartDecision).may_begin:
         time.sleep(_AFTER_WORD_S)
         raise HostLacks("a host lacks something", at=f"{chief} says what", fix="read run.log")
 
@@ -80,7 +80,7 @@ def give_up(folder: Path, name: str) -> None:
     (folder / f"lost.{name}").touch()
 
 
-def look_around(job: Job, sessions: SessionJob, name: str) -> Found:
+def look_around(job: Job, sessions: SessionJob, name: str) -> HostFindings:
     """Return what a process finds on its machine; the first process of each looks for files and memory."""
     own = sessions.places[name]
     found = msgspec.structs.replace(found_by(name), host=own.host)
@@ -138,5 +138,5 @@ def _found_file(folder: Path, name: str) -> Path:
     return folder / f"found.{name}.json"
 
 
-def _read(folder: Path, name: str) -> Found:
-    return msgspec.json.decode(_found_file(folder, name).read_bytes(), type=Found)
+def _read(folder: Path, name: str) -> HostFindings:
+    return msgspec.json.decode(_found_file(folder, name).read_bytes(), type=HostFindings)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from partc.runtime.asynchronous.job import SessionsEnd
-from partc.runtime.asynchronous.mesh import Mesh
+from partc.runtime.asynchronous.mesh import PeerSockets
 from partc.runtime.asynchronous.messages import End, Lost
 from partc.runtime.asynchronous.processes import Crew
 from partc.runtime.asynchronous.session import (
@@ -53,7 +53,7 @@ class SessionsWatch:
         crew: Crew,
         supervisor: Supervisor,
         stop: StopRequest,
-        mesh: Callable[[], Mesh],
+        mesh: Callable[[], PeerSockets],
         log: Log,
         rules: Rules,
         on_progress: OnProgress | None,

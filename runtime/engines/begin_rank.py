@@ -21,7 +21,7 @@ mpi4py.rc.initialize = False  # not before this host is known to have room for i
 mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
 
-from partc.runtime.engines.host_check import Found, check_shared_memory, judge, look_around  # noqa: E402
+from partc.runtime.engines.host_check import HostFindings, check_shared_memory, judge, look_around  # noqa: E402
 from partc.runtime.engines.kept_memory import keep_freed_memory  # noqa: E402
 from partc.runtime.engines.place import own_place  # noqa: E402
 from partc.runtime.engines.rank_command import UNTOLD  # noqa: E402
@@ -101,7 +101,7 @@ def _check_hosts(folder: Path, world: MPI.Intracomm) -> None:
         raise HostLacks("a host lacks something", at="its first rank says what", fix="read run.log")
 
 
-def _gather(own: Found, world: MPI.Intracomm) -> list[Found]:
+def _gather(own: HostFindings, world: MPI.Intracomm) -> list[HostFindings]:
     """Return what all have found, in the first rank."""
     text = np.frombuffer(msgspec.json.encode(own), np.uint8)
     lengths = np.zeros(world.size, np.int64)
@@ -114,7 +114,7 @@ def _gather(own: Found, world: MPI.Intracomm) -> list[Found]:
     _complete(world.Igatherv(text, [texts, sizes, MPI.BYTE], root=0))
     ends = np.cumsum(sizes)
     parts = (texts[end - size : end].tobytes() for size, end in zip(sizes, ends, strict=True))
-    return [msgspec.json.decode(part, type=Found) for part in parts]
+    return [msgspec.json.decode(part, type=HostFindings) for part in parts]
 
 
 def _complete(request: MPI.Request) -> None:

@@ -42,7 +42,7 @@ class Lack(Record, frozen=True):
     fix: str
 
 
-class Found(Record, frozen=True):
+class HostFindings(Record, frozen=True):
     """What one process found. `versions`: package -> version, empty where it is not installed."""
 
     name: str  # rank 0, worker-1
@@ -60,7 +60,7 @@ class Found(Record, frozen=True):
         return named if self.machine == self.host else f"{named} ({self.machine})"
 
 
-def look_around(job: Job | None, rank: int, here: Sequence[int]) -> Found:
+def look_around(job: Job | None, rank: int, here: Sequence[int]) -> HostFindings:
     """Return what this rank finds. `here`: the ranks of this machine; `job`: None where there is no plan."""
     found = found_by(f"rank {rank}")
     if job is None:
@@ -85,10 +85,10 @@ def look_around(job: Job | None, rank: int, here: Sequence[int]) -> Found:
     )
 
 
-def found_by(name: str) -> Found:
+def found_by(name: str) -> HostFindings:
     """Return what a process finds that knows of no plan."""
     versions = {package: _version(package) for package in PACKAGES}
-    return Found(name, socket.gethostname(), "", "", "", versions, ())
+    return HostFindings(name, socket.gethostname(), "", "", "", versions, ())
 
 
 def check_shared_memory(folder: Path = _SHARED) -> None:
@@ -111,7 +111,7 @@ def check_shared_memory(folder: Path = _SHARED) -> None:
         )
 
 
-def judge(found: Sequence[Found]) -> HostLacks | None:
+def judge(found: Sequence[HostFindings]) -> HostLacks | None:
     """Return the error of all that is lacking, None if nothing is."""
     first = found[0]
     told: dict[tuple[str, Lack], None] = {}
@@ -132,7 +132,7 @@ def judge(found: Sequence[Found]) -> HostLacks | None:
     )
 
 
-def _differences(one: Found, first: Found) -> Iterator[Lack]:
+def _differences(one: HostFindings, first: HostFindings) -> Iterator[Lack]:
     for name, version in one.versions.items():
         expected = first.versions[name]
         if not version:

@@ -30,7 +30,7 @@ _PLACEHOLDER = np.zeros((), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ExecutionDevice:
     """Where one rank's segments run."""
 
     kind: Literal["cpu", "gpu"]
@@ -47,12 +47,12 @@ class Device:
         return ort.OrtValue.ortvalue_from_numpy(array, self.memory, self.index)
 
 
-CPU = Device("cpu", 0, 1)
+CPU = ExecutionDevice("cpu", 0, 1)
 
 
-def device_of(rank: Rank) -> Device:
+def device_of(rank: Rank) -> ExecutionDevice:
     """Return the device that a rank is bound to."""
-    return Device(rank.kind, rank.device_index, rank.threads)
+    return ExecutionDevice(rank.kind, rank.device_index, rank.threads)
 
 
 class Sessions:
@@ -61,12 +61,12 @@ class Sessions:
     def __init__(self, folder: PlanFolder) -> None:
         self._folder = folder.path
         self._disabled = disabled_optimizers(folder.plan)
-        self._sessions: dict[tuple[str, Device], ort.InferenceSession] = {}
+        self._sessions: dict[tuple[str, ExecutionDevice], ort.InferenceSession] = {}
 
-    def session(self, run: Run, device: Device) -> ort.InferenceSession:
+    def session(self, run: Run, device: ExecutionDevice) -> ort.InferenceSession:
         """Return the session that executes `run`, loading it if need be. Raises BadPlan, RankFailed."""
         threads = 1 if run.one_thread else device.threads
-        key = (run.segment, Device(device.kind, device.index, threads))
+        key = (run.segment, ExecutionDevice(device.kind, device.index, threads))
         if key not in self._sessions:
             self._sessions[key] = _load(self._folder / run.segment, key[1], self._disabled)
             log.debug("%s loaded on %s", run.segment, key[1])
@@ -79,14 +79,14 @@ def disabled_optimizers(plan: Plan) -> tuple[str, ...]:
     return (*UNSOUND, *INEXACT_IN_DOUBLE) if in_double else UNSOUND
 
 
-def open_session(path: Path, device: Device, disabled: tuple[str, ...]) -> ort.InferenceSession:
+def open_session(path: Path, device: ExecutionDevice, disabled: tuple[str, ...]) -> ort.InferenceSession:
     """Open a segment; `disabled`: names of rewritings. Raises onnxruntime's errors, NoKernel among them."""
     return ort.InferenceSession(
         str(path), _options(device), providers=_providers(device), disabled_optimizers=list(disabled)
     )
 
 
-def _load(path: Path, device: Device, disabled: tuple[str, ...]) -> ort.InferenceSession:
+def _load(path: Path, device: ExecutionDevice, disabled: tuple[str, ...]) -> ort.InferenceSession:
     try:
         session = open_session(path, device, disabled)
     except NoKernel as error:
@@ -138,7 +138,7 @@ def _check_shape(run: Run, value: str, shape: list[int], wanted: list[int | str 
 EXACT = ("session.disable_quant_qdq", "1")
 
 
-def _options(device: Device) -> ort.SessionOptions:
+def _options(device: ExecutionDevice) -> ort.SessionOptions:
     _share_arena()
     options = ort.SessionOptions()
     options.add_session_config_entry("session.use_env_allocators", "1")
@@ -164,7 +164,7 @@ def _share_arena() -> None:
     ort.create_and_register_allocator(memory, ort.OrtArenaCfg({"arena_extend_strategy": _AS_REQUESTED}))
 
 
-def _providers(device: Device) -> list[str | tuple[str, dict[str, int]]]:
+def _providers(device: ExecutionDevice) -> list[str | tuple[str, dict[str, int]]]:
     if device.kind == "gpu":
         # TF32, which is its default, keeps 10 bits of a float32's 23.
         return [("CUDAExecutionProvider", {"device_id": device.index, "use_tf32": 0}), "CPUExecutionProvider"]
@@ -189,7 +189,9 @@ class BoundRun:
     Nothing but the environment keeps a moving value alive between calls.
     """
 
-    def __init__(self, run: Run, session: ort.InferenceSession, device: Device, values: Values) -> None:
+    def __init__(
+        self, run: Run, session: ort.InferenceSession, device: ExecutionDevice, values: Values
+    ) -> None:
         _check_names(run, session)
         self._session = session
         self._device = device

@@ -8,7 +8,7 @@ import onnxruntime as ort
 
 from partc.runtime.data.initial import FirstValues
 from partc.runtime.errors import BadPlan
-from partc.runtime.execution.device import Device
+from partc.runtime.execution.device import ExecutionDevice
 from partc.runtime.plan.members import shard_values
 from partc.runtime.plan.program import Plan, Rank, Slice
 
@@ -23,7 +23,7 @@ class Environment:
     the moment besides.
     """
 
-    def __init__(self, plan: Plan, rank: Rank, device: Device, initial: FirstValues) -> None:
+    def __init__(self, plan: Plan, rank: Rank, device: ExecutionDevice, initial: FirstValues) -> None:
         self.device = device
         self._memory: dict[str, Array] = {}  # fixed values that lie in host memory
         self._shapes = _shapes_of_slices(plan, rank)

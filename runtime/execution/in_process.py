@@ -13,7 +13,7 @@ import numpy as np
 from partc.runtime.data.batches import check_total_batch, share_of
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.data.step_draws import draw_share
-from partc.runtime.execution.device import Device, Sessions
+from partc.runtime.execution.device import ExecutionDevice, Sessions
 from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor, diverged, is_finite, spoils_loss
 from partc.runtime.execution.recorder import Recorder
@@ -75,9 +75,9 @@ def train_in_process(
     )
 
 
-def on_cpu(rank: Rank) -> Device:
+def on_cpu(rank: Rank) -> ExecutionDevice:
     """Return a rank's threads of the CPU, whatever the plan binds it to."""
-    return Device("cpu", 0, rank.threads)
+    return ExecutionDevice("cpu", 0, rank.threads)
 
 
 class RanksInProcess:
@@ -90,7 +90,7 @@ class RanksInProcess:
         seed: int = 0,
         first_step: int = 0,
         traced_steps: int = 0,
-        device_of: Callable[[Rank], Device] = on_cpu,
+        device_of: Callable[[Rank], ExecutionDevice] = on_cpu,
     ) -> None:
         folder = plan_folder if isinstance(plan_folder, PlanFolder) else read_plan_folder(plan_folder)
         self._plan = folder.plan

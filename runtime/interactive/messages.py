@@ -30,7 +30,7 @@ Buffer = bytes | memoryview
 LARGEST_FRAME_BYTES = 1 << 20
 
 
-class Tensor(Record, frozen=True):
+class TensorHeader(Record, frozen=True):
     """The name, element type and shape of an array."""
 
     name: str
@@ -50,7 +50,7 @@ class Step(Record, frozen=True, tag="step"):
 
     step: int
     fetches: tuple[str, ...]
-    tensors: tuple[Tensor, ...] = ()
+    tensors: tuple[TensorHeader, ...] = ()
     saves: bool = False
 
 
@@ -58,7 +58,7 @@ class Done(Record, frozen=True, tag="done"):
     """A rank has trained a step."""
 
     step: int
-    tensors: tuple[Tensor, ...] = ()
+    tensors: tuple[TensorHeader, ...] = ()
 
 
 class Write(Record, frozen=True, tag="write"):
@@ -75,7 +75,7 @@ class Read(Record, frozen=True, tag="read"):
     """Send value `value`: whole, or its rows at the places (int64) that follow."""
 
     value: str
-    tensors: tuple[Tensor, ...] = ()
+    tensors: tuple[TensorHeader, ...] = ()
 
 
 class Hash(Record, frozen=True, tag="hash"):
@@ -87,7 +87,7 @@ class Hash(Record, frozen=True, tag="hash"):
 class Found(Record, frozen=True, tag="found"):
     """What was asked for follows."""
 
-    tensors: tuple[Tensor, ...] = ()
+    tensors: tuple[TensorHeader, ...] = ()
 
 
 class Close(Record, frozen=True, tag="close"):
@@ -102,9 +102,9 @@ _WITH_TENSORS = Step | Done | Read | Found
 _DECODER = msgspec.msgpack.Decoder(StepperMessage)
 
 
-def describe(arrays: Mapping[str, Array]) -> tuple[Tensor, ...]:
+def describe(arrays: Mapping[str, Array]) -> tuple[TensorHeader, ...]:
     """Return the headers of arrays."""
-    return tuple(Tensor(name, array.dtype.name, array.shape) for name, array in arrays.items())
+    return tuple(TensorHeader(name, array.dtype.name, array.shape) for name, array in arrays.items())
 
 
 def encode(message: StepperMessage, arrays: Mapping[str, Array]) -> list[Buffer]:
@@ -134,7 +134,7 @@ def decode(frames: Sequence[Buffer]) -> tuple[StepperMessage, dict[str, Array]]:
     return message, arrays
 
 
-def _take(tensor: Tensor, rest: list[Buffer]) -> Array:
+def _take(tensor: TensorHeader, rest: list[Buffer]) -> Array:
     """Return a tensor of the first of these frames, and take those away."""
     dtype = np.dtype(tensor.dtype)
     count = -(-math.prod(tensor.shape) * dtype.itemsize // LARGEST_FRAME_BYTES)

@@ -1,7 +1,7 @@
 """How far a rank's clock is from the first rank's: processes of one machine share a clock, hosts do not."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from mpi4py import MPI
@@ -9,8 +9,13 @@ from mpi4py import MPI
 _ROUND_TRIPS = 20
 
 
-def offset_to_first(world: MPI.Intracomm, barrier: Callable[[], None]) -> tuple[float, float]:
+def offset_to_first(
+    world: MPI.Intracomm, neighbours: Collection[int], barrier: Callable[[], None]
+) -> tuple[float, float]:
     """Return (seconds to add to this rank's clock to read the first rank's, its uncertainty).
+
+    `neighbours`: the ranks of this rank's machine, itself among them. A rank of the first
+    one's machine has its clock, and is not asked.
 
         offset = (sent + received) / 2 - answered          +- (received - sent) / 2
 
@@ -21,9 +26,9 @@ def offset_to_first(world: MPI.Intracomm, barrier: Callable[[], None]) -> tuple[
     own = (0.0, 0.0)
     for rank in range(1, world.size):
         barrier()
-        if world.rank == 0:
+        if world.rank == 0 and rank not in neighbours:
             _ask(world, rank)
-        elif world.rank == rank:
+        elif world.rank == rank and 0 not in neighbours:
             own = _answer(world)
     return own
 

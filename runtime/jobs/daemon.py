@@ -33,6 +33,7 @@ from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor, diverged, is_finite, loss_of, spoils_loss
 from partc.runtime.execution.recorder import RankTimes, Recorder
 from partc.runtime.execution.variable_watch import VariableWatch
+from partc.runtime.jobs.barriers import NOTHING, Barriers
 from partc.runtime.jobs.clock_offset import offset_to_first
 from partc.runtime.jobs.daemon_variables import VariablesOfRank, complete
 from partc.runtime.jobs.job import (
@@ -46,7 +47,6 @@ from partc.runtime.jobs.job import (
     variables_file,
     write_record,
 )
-from partc.runtime.jobs.meetings import NOTHING, Meetings
 from partc.runtime.jobs.metrics import MetricsLog
 from partc.runtime.jobs.saving import Saving
 from partc.runtime.jobs.step_outputs import OutputLog
@@ -112,9 +112,10 @@ class Daemon:
         self._executor = self._make_executor(plan_folder)
         self._variables = VariablesOfRank(self._plan, self._rank, self._executor.environment, world)
         self._watch = VariableWatch(self._plan, self._rank, self._executor.environment)
-        self._meetings = Meetings(world, complete)
+        self._barriers = Barriers(world, complete)
         self._saving = self._make_saving()
-        self._patience = Patience(spin_s_for(_threads_on_machine(self._rank, world)), self._job.deadline_s)
+        self._neighbours = _ranks_on_machine(world)
+        self._patience = Patience(spin_s_for(self._threads_on_machine()), self._job.deadline_s)
         self._feeds: dict[str, Array] = {}  # of the step
         self._reporter = Reporter(self._job, self._job.first_step)
         self._wait_reporter = WaitReporter(self._job, f"rank {world.rank}")
@@ -122,7 +123,7 @@ class Daemon:
 
     def train(self) -> None:
         """Train all steps, or until asked to stop; then write what this rank owns."""
-        self._meetings.listen()
+        self._barriers.listen()
         self._variables.barrier()
         self._reporter.begin()
         with ExitStack() as at_the_end, closing(self._source):
@@ -182,7 +183,7 @@ class Daemon:
         if saving is not None:
             saving.look()
         is_due = saving is not None and saving.is_due_by_time()
-        agreed = self._meetings.after(self.step, is_due, self._patience.waited_s)
+        agreed = self._barriers.after(self.step, is_due, self._patience.waited_s)
         if agreed is not NOTHING:
             self._reporter.straggler = agreed.straggler
         step = self._job.first_step + self.step
@@ -263,10 +264,13 @@ class Daemon:
         return InitialValues(folder, given)
 
     def _write_times(self, recorder: Recorder) -> None:
-        offset_s, uncertainty_s = offset_to_first(self._world, self._variables.barrier)
-        threads, cores = _threads_on_machine(self._rank, self._world), len(os.sched_getaffinity(0))
+        offset_s, uncertainty_s = offset_to_first(self._world, self._neighbours, self._variables.barrier)
+        threads, cores = self._threads_on_machine(), len(os.sched_getaffinity(0))
         times = RankTimes(offset_s, uncertainty_s, recorder.steps(), threads, cores)
         write_record(times_file(self._folder, self._rank.rank), times)
+
+    def _threads_on_machine(self) -> int:
+        return len(self._neighbours) * self._rank.threads
 
     def _write_report(self, steps_per_s: float) -> None:
         traffic = self._transport.traffic
@@ -295,12 +299,12 @@ def _rank_of(plan: Plan, world: MPI.Intracomm) -> Rank:
     return next(rank for rank in plan.ranks if rank.rank == world.rank)
 
 
-def _threads_on_machine(rank: Rank, world: MPI.Intracomm) -> int:
+def _ranks_on_machine(world: MPI.Intracomm) -> list[int]:
     # Several hosts of a plan may be one machine: ask MPI.
     neighbours = world.Split_type(MPI.COMM_TYPE_SHARED)
-    threads = neighbours.size * rank.threads
+    ranks = neighbours.group.Translate_ranks(None, world.group)
     neighbours.Free()
-    return threads
+    return list(ranks)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Probe(Record, frozen=True):
     repeats: int
 
 
-class Sample(Record, frozen=True):
+class Timing(Record, frozen=True):
     """Seconds that something took.
 
     message     from `ends[0]` to `ends[1]`
@@ -54,7 +54,7 @@ MODULE = "partc.runtime.jobs.probe"
 TIMEOUT_S = 120.0
 
 
-def measure(probe: Probe, hosts: Sequence[str], machines: Machines, shared: Path) -> list[Sample]:
+def measure(probe: Probe, hosts: Sequence[str], machines: Machines, shared: Path) -> list[Timing]:
     """Return the samples of all ranks. `hosts`: each rank's. `shared`: a folder that all hosts see.
 
     Raises RankFailed, and leaves measure.log in the shared folder then.
@@ -67,5 +67,5 @@ def measure(probe: Probe, hosts: Sequence[str], machines: Machines, shared: Path
         return [
             sample
             for rank in range(len(hosts))
-            for sample in msgspec.json.decode(samples_file(folder, rank).read_bytes(), type=list[Sample])
+            for sample in msgspec.json.decode(samples_file(folder, rank).read_bytes(), type=list[Timing])
         ]

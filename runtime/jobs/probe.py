@@ -23,7 +23,7 @@ import numpy as np
 import onnxruntime as ort
 from mpi4py import MPI
 
-from partc.runtime.jobs.measure import PROBE_FILE, Probe, Sample, samples_file
+from partc.runtime.jobs.measure import PROBE_FILE, Probe, Timing, samples_file
 from partc.runtime.supervision.messages import Position
 from partc.runtime.supervision.pulse import Pulse, failure_of
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _computing(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
+def _computing(probe: Probe, world: MPI.Intracomm) -> list[Timing]:
     """Time products of one thread: the median alone, and the mean of a while in which all compute."""
     threads, alone_s = probe.threads[world.rank], 0.0
     for rank in range(world.size):
@@ -66,7 +66,7 @@ def _computing(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
             pool.map(_mean_s, [_multiplication(probe.product) for _ in range(threads)])
         )
     ends = (world.rank, world.rank)
-    return [Sample("alone", ends, 0, alone_s), Sample("crowded", ends, 0, crowded_s)]
+    return [Timing("alone", ends, 0, alone_s), Timing("crowded", ends, 0, crowded_s)]
 
 
 def _multiplication(model: bytes) -> Callable[[], object]:
@@ -92,8 +92,8 @@ def _passed_s(action: Callable[[], object]) -> float:
     return time.perf_counter() - begun_s
 
 
-def _messages(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
-    found: list[Sample] = []
+def _messages(probe: Probe, world: MPI.Intracomm) -> list[Timing]:
+    found: list[Timing] = []
     for pairs in probe.rounds:
         for nbytes in probe.message_bytes:
             _meet(world)
@@ -118,12 +118,12 @@ def _messages(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
 
             seconds = _quickest(go_and_return, probe.repeats, world, other) / 2
             if is_first:
-                found.append(Sample("message", pair, nbytes, seconds))
+                found.append(Timing("message", pair, nbytes, seconds))
     return found
 
 
-def _together(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
-    found: list[Sample] = []
+def _together(probe: Probe, world: MPI.Intracomm) -> list[Timing]:
+    found: list[Timing] = []
     for nbytes in probe.together_bytes:
         values = np.zeros(nbytes // 4, np.float32)
         summed = np.empty_like(values)
@@ -151,7 +151,7 @@ def _together(probe: Probe, world: MPI.Intracomm) -> list[Sample]:
             _meet(world)
             seconds = _quickest(action, probe.repeats, world, None)
             if world.rank == 0:
-                found.append(Sample(kind, (0, world.size - 1), nbytes, seconds))
+                found.append(Timing(kind, (0, world.size - 1), nbytes, seconds))
     return found
 
 

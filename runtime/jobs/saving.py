@@ -9,8 +9,8 @@ from mpi4py import MPI
 from partc.runtime.checkpoints.manifest import TrainingPosition
 from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, ReadValue, pieces_of_ranks
 from partc.runtime.errors import NotSaved
+from partc.runtime.jobs.barriers import Complete
 from partc.runtime.jobs.job import Checkpoints, notify, tell_saved
-from partc.runtime.jobs.meetings import Complete
 from partc.runtime.plan.program import Plan
 
 

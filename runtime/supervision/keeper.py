@@ -49,12 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _be_member(module, arguments, told[1])
     os.close(told[1])
     os.close(printed[1])
-    from partc.runtime.supervision.keeping import Kept, await_folder, keep  # while the member loads, too
+    # While the member loads, too.
+    from partc.runtime.supervision.keeping import MemberProcess, await_folder, keep
 
     job_folder = await_folder(told[0]) if folder == UNTOLD else Path(folder)
     if job_folder is None:
         return _without_job(child, printed[0])
-    kept = Kept(child, told[0], printed[0], track)
+    kept = MemberProcess(child, told[0], printed[0], track)
     return keep(job_folder, name, kept, janitor, stays=folder == UNTOLD)
 
 

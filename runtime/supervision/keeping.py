@@ -28,11 +28,11 @@ from partc.runtime.supervision.messages import (
     STARTER_GONE,
     Beat,
     Ended,
-    Failure,
-    Meeting,
+    MemberFailure,
     Order,
     Position,
     Printed,
+    Rendezvous,
     Reported,
     StopRequested,
 )
@@ -45,7 +45,7 @@ from partc.runtime.supervision.process_state import (
 from partc.runtime.supervision.track_memory import read_note
 from partc.runtime.transports.locked_sockets import is_refused, lock, read_key
 
-MEETING_FILE = "supervisor.json"
+RENDEZVOUS_FILE = "supervisor.json"
 _LAST_S = 10.0  # that an end is held back, until the supervisor has heard of it
 _DEAF_S = 5.0  # that a killed process may take to go: longer where a disk does not answer
 _SEGMENTS_EVERY_S = 2.0
@@ -66,7 +66,7 @@ def await_folder(told: int) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class MemberProcess:
     """A member's process, and what it shares with its keeper.
 
     `told`, `printed`: pipes on which it says that it lives, and to which it prints. `track`: where it is.
@@ -78,21 +78,21 @@ class Kept:
     track: mmap.mmap
 
 
-def keep(folder: Path, name: str, kept: Kept, janitor: Janitor, stays: bool = False) -> int:
+def keep(folder: Path, name: str, kept: MemberProcess, janitor: Janitor, stays: bool = False) -> int:
     """Keep a member until its end; return the exit code that tells it.
 
     `janitor`: tidies up when this process is killed. `stays`: what started it started the launcher, too, and
     ends that when this one goes, before that has said what it has to say.
     """
-    meeting = msgspec.json.decode((folder / MEETING_FILE).read_bytes(), type=Meeting)
-    member, line = _Member(kept, janitor), _Line(folder, name, meeting)
+    rendezvous = msgspec.json.decode((folder / RENDEZVOUS_FILE).read_bytes(), type=Rendezvous)
+    member, line = _Member(kept, janitor), _Line(folder, name, rendezvous)
     try:
-        return _Keeper(member, line, meeting.beat_s, stays).watch()
+        return _Keeper(member, line, rendezvous.beat_s, stays).watch()
     finally:
         janitor.dismiss()
         line.close()
         if line.is_cut():
-            for temporary in meeting.folders:
+            for temporary in rendezvous.folders:
                 remove_left(Path(temporary))
             time.sleep(_OTHERS_S)
 
@@ -176,7 +176,7 @@ class _Keeper:
 class _Member:
     """A child process, and the pipes on which it tells where it is, and prints."""
 
-    def __init__(self, kept: Kept, janitor: Janitor) -> None:
+    def __init__(self, kept: MemberProcess, janitor: Janitor) -> None:
         self.told: int | None = kept.told
         self.printed: int | None = kept.printed
         self.segments: set[str] = set()
@@ -184,7 +184,7 @@ class _Member:
         self._child = kept.child
         self._track = kept.track
         self._told_position = Position()
-        self._failure: Failure | None = None
+        self._failure: MemberFailure | None = None
         self._rest = b""
         self._has_beaten = False
         self._still_s = 0.0
@@ -297,7 +297,7 @@ class _Member:
             said = SAID.decode(line)
         except msgspec.MsgspecError:
             return False
-        if isinstance(said, Failure):
+        if isinstance(said, MemberFailure):
             self._failure = said
         else:
             self._told_position = said
@@ -308,9 +308,9 @@ class _Member:
 class _Line:
     """The connection to the supervisor."""
 
-    def __init__(self, folder: Path, name: str, meeting: Meeting) -> None:
+    def __init__(self, folder: Path, name: str, rendezvous: Rendezvous) -> None:
         first_life = name.partition(".")[0]  # of an asynchronous worker that is started again
-        endpoint = meeting.endpoints.get(first_life) or next(iter(meeting.endpoints.values()))
+        endpoint = rendezvous.endpoints.get(first_life) or next(iter(rendezvous.endpoints.values()))
         self._context = zmq.Context()
         self._dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._dealer.set(zmq.ROUTING_ID, name.encode())
@@ -324,7 +324,7 @@ class _Line:
         self._monitor = self._dealer.get_monitor_socket(events)
         self._dealer.connect(endpoint)
         self._endpoint = endpoint
-        self._contact = Contact(meeting.patience_s, time.monotonic())
+        self._contact = Contact(rendezvous.patience_s, time.monotonic())
         self._poller = zmq.Poller()
         self._poller.register(self._dealer, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)

@@ -3,7 +3,7 @@
 A *member* is a process of the job: a rank, or a server or worker of asynchronous training.
 
     member -> keeper        Position   where it is, a few times a second      (a pipe, lines of JSON)
-                            Failure    why it stops
+                            MemberFailure  why it stops by itself
                             its place to the instruction                      (track_memory.py)
     keeper -> supervisor    Beat       its member's last position, and how long there was no sign of life
                             Printed    what its member prints
@@ -30,7 +30,7 @@ class Position(Record, frozen=True, tag="position"):
     device: str = ""
 
 
-class Failure(Record, frozen=True, tag="failure"):
+class MemberFailure(Record, frozen=True, tag="failure"):
     """Why a member stops by itself."""
 
     time_s: float  # since the epoch
@@ -62,7 +62,7 @@ class Ended(Record, frozen=True, tag="ended"):
     time_s: float  # since the epoch
     position: Position
     peak_bytes: int
-    failure: Failure | None = None
+    failure: MemberFailure | None = None
     by_keeper: str = ""
 
 
@@ -84,7 +84,7 @@ class Order(Record, frozen=True, tag="order"):
     what: Literal["go_on", "stop", "end"]
 
 
-class Meeting(Record, frozen=True):
+class Rendezvous(Record, frozen=True):
     """Where keepers find the supervisor: a file in the job's folder."""
 
     endpoints: dict[str, str]  # member -> endpoint
@@ -93,7 +93,7 @@ class Meeting(Record, frozen=True):
     folders: tuple[str, ...] = ()  # temporary ones, to be removed by whoever outlives the launcher
 
 
-Said = Position | Failure
+Said = Position | MemberFailure
 Reported = Beat | Printed | Ended | StopRequested
 
 SAID = msgspec.json.Decoder(Said)

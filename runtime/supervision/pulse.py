@@ -16,7 +16,7 @@ import msgspec
 
 from partc.runtime.errors import PartcError, RankFailed
 from partc.runtime.log import printable
-from partc.runtime.supervision.messages import Failure, Position, Said
+from partc.runtime.supervision.messages import MemberFailure, Position, Said
 from partc.runtime.supervision.process_state import PULSE
 
 BEAT_S = 0.25
@@ -55,7 +55,7 @@ class Pulse:
                 os.close(self._pipe)
                 self._pipe = None
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: MemberFailure) -> None:
         """Tell why this member stops, and stop it, if it has a keeper."""
         print(f"{failure.what}\n  at:  {failure.at}", file=sys.stderr, flush=True)
         if self._pipe is None:
@@ -78,7 +78,7 @@ class Pulse:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def failure_of(error: BaseException, at: str) -> Failure:
+def failure_of(error: BaseException, at: str) -> MemberFailure:
     """Return what a member leaves behind when it stops; `at` is where it was."""
     kind = type(error)
     if not isinstance(error, PartcError):
@@ -86,7 +86,7 @@ def failure_of(error: BaseException, at: str) -> Failure:
         error = _rank_failed(error, at)
     is_echo = kind.__module__.startswith("mpi4py")
     what, at, fix = (printable(text) for text in (error.what, error.at, error.fix))  # JSON wants UTF-8
-    return Failure(time.time(), type(error).__name__, what, at, fix, is_echo)
+    return MemberFailure(time.time(), type(error).__name__, what, at, fix, is_echo)
 
 
 def _rank_failed(error: BaseException, at: str) -> RankFailed:

@@ -21,8 +21,16 @@ from zmq.utils.monitor import recv_monitor_message
 
 from partc.runtime.errors import naming_file
 from partc.runtime.jobs.job_folder import held_folder
-from partc.runtime.supervision.keeping import MEETING_FILE
-from partc.runtime.supervision.messages import REPORTED, Beat, Ended, Meeting, Order, Printed, StopRequested
+from partc.runtime.supervision.keeping import RENDEZVOUS_FILE
+from partc.runtime.supervision.messages import (
+    REPORTED,
+    Beat,
+    Ended,
+    Order,
+    Printed,
+    Rendezvous,
+    StopRequested,
+)
 from partc.runtime.supervision.process_state import is_running, process_state, ran_ns, remove_segments
 from partc.runtime.supervision.roster import Limits, Roster
 from partc.runtime.supervision.tcp_answers import Connection
@@ -97,9 +105,9 @@ class Supervisor:
         self._poller.register(self._monitor, zmq.POLLIN)
         beat_s = max(_BEAT_S, len(hosts) / _BEATS_PER_S)
         temporary = tuple(str(made.absolute()) for made in (folder, self._sockets, *folders))
-        meeting = Meeting(endpoints, beat_s, _HERE_S if here else _AWAY_S, temporary)
-        with naming_file(folder / MEETING_FILE):
-            (folder / MEETING_FILE).write_bytes(msgspec.json.encode(meeting))
+        rendezvous = Rendezvous(endpoints, beat_s, _HERE_S if here else _AWAY_S, temporary)
+        with naming_file(folder / RENDEZVOUS_FILE):
+            (folder / RENDEZVOUS_FILE).write_bytes(msgspec.json.encode(rendezvous))
 
     def watch(self, timeout_s: float) -> None:
         """Hear what has come; wait for the first for `timeout_s`."""

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from partc.runtime.plan.moves import Index
 from partc.runtime.transports.communication import Dense, Part
-from partc.runtime.transports.mpi_handle import Array, Chunk, Group, MPIHandle
+from partc.runtime.transports.mpi_handle import Array, Group, MPIHandle, PendingCollectives
 from partc.runtime.transports.rounded_sums import is_rounded, regions_of, rounded, sum_of
 
 # Measured with 2 to 4 members, in one machine and at 1 Gbit/s (docs/benchmarks.md): shorter sums take the
@@ -35,7 +35,7 @@ class DenseHandle(MPIHandle):
         self._sums: list[tuple[Array, Array]] = []  # (target, what members sent of it, rounded)
         super().__init__(part, group, progress)
 
-    def _begin(self, comm: MPI.Intracomm) -> list[Chunk]:
+    def _begin(self, comm: MPI.Intracomm) -> list[PendingCollectives]:
         return [chunk for dense in self.part.dense for chunk in self._chunks_of(dense, comm)]
 
     def _land(self) -> None:
@@ -44,31 +44,39 @@ class DenseHandle(MPIHandle):
         for target, arrived in self._sums:
             target[...] = sum_of([*arrived.reshape(len(self.part.members), -1)]).reshape(target.shape)
 
-    def _chunks_of(self, dense: Dense, comm: MPI.Intracomm) -> list[Chunk]:
+    def _chunks_of(self, dense: Dense, comm: MPI.Intracomm) -> list[PendingCollectives]:
         start = self.part.start
         if is_rounded(self.part):
             return [self._begin_rounded_sum(dense, comm)]
         match start.kind:
             case "broadcast":
-                return [Chunk([comm.Ibcast(_bytes_of(dense.target), root=0)])]
+                return [PendingCollectives([comm.Ibcast(_bytes_of(dense.target), root=0)])]
             case "shift_ahead" | "shift_back":
-                return [Chunk(self._begin_shift(dense, comm))]
+                return [PendingCollectives(self._begin_shift(dense, comm))]
             case "exchange":
-                return [Chunk(self._begin_exchange(dense, comm))]
+                return [PendingCollectives(self._begin_exchange(dense, comm))]
             case "all_gather":
                 counts = list(start.counts)
-                return [Chunk(_begin_all_gather(dense.target.reshape(-1), dense.source, counts, comm))]
+                return [
+                    PendingCollectives(
+                        _begin_all_gather(dense.target.reshape(-1), dense.source, counts, comm)
+                    )
+                ]
             case "reduce_scatter":
                 region = np.empty(dense.target.size, _widen(dense.target.reshape(-1)).dtype)
                 self._landings.append((dense.target, (), region))
-                return [Chunk([self._begin_reduce_scatter(dense.source, region, list(start.counts), comm)])]
+                return [
+                    PendingCollectives(
+                        [self._begin_reduce_scatter(dense.source, region, list(start.counts), comm)]
+                    )
+                ]
         lands = start.kind == "all_reduce" or self.part.is_root
         whole = self._widened(dense.target) if lands else _widen(dense.source.reshape(-1))
         if self._in_two_phases(whole):
             return self._begin_long_sum(whole, comm)
-        return [Chunk([self._begin_short_sum(whole, comm)])]
+        return [PendingCollectives([self._begin_short_sum(whole, comm)])]
 
-    def _begin_rounded_sum(self, dense: Dense, comm: MPI.Intracomm) -> Chunk:
+    def _begin_rounded_sum(self, dense: Dense, comm: MPI.Intracomm) -> PendingCollectives:
         """Send each member the region that it sums; sums that all want follow in a second phase."""
         part = self.part
         sent = rounded(part, dense.source)
@@ -81,7 +89,7 @@ class DenseHandle(MPIHandle):
         )
         if part.start.kind == "reduce_scatter":
             self._sums.append((dense.target, arrived))
-            return Chunk([request])
+            return PendingCollectives([request])
         whole = np.empty(sent.size, sent.dtype)
         self._landings.append((dense.target, (), whole))
 
@@ -89,7 +97,7 @@ class DenseHandle(MPIHandle):
             total = sum_of([*arrived.reshape(len(counts), own)])
             return _begin_all_gather(whole, rounded(part, total), counts, second)
 
-        return Chunk([request], gather)
+        return PendingCollectives([request], gather)
 
     def _begin_shift(self, dense: Dense, comm: MPI.Intracomm) -> list[MPI.Request]:
         """Send to one neighbour, receive of the other. Two ranks' messages arrive in the order they begin."""
@@ -129,7 +137,7 @@ class DenseHandle(MPIHandle):
         least_members = 3 if self.part.start.kind == "all_reduce" else 2
         return len(self.part.members) >= least_members and whole.nbytes >= LONG_SUM_BYTES
 
-    def _begin_long_sum(self, whole: Array, comm: MPI.Intracomm) -> list[Chunk]:
+    def _begin_long_sum(self, whole: Array, comm: MPI.Intracomm) -> list[PendingCollectives]:
         members = len(self.part.members)
         gather = _begin_all_gather if self.part.start.kind == "all_reduce" else _begin_gather
         chunks = []
@@ -137,7 +145,7 @@ class DenseHandle(MPIHandle):
             counts = [b - a for a, b in pairwise(summed.size * i // members for i in range(members + 1))]
             region = np.empty(counts[self.part.position], whole.dtype)
             request = self._begin_reduce_scatter(summed, region, counts, comm)
-            chunks.append(Chunk([request], partial(gather, summed, region, counts)))
+            chunks.append(PendingCollectives([request], partial(gather, summed, region, counts)))
         return chunks
 
     def _begin_reduce_scatter(

@@ -22,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(slots=True, eq=False)
-class Chunk:
+class PendingCollectives:
     """Collectives under way, and how to begin those that follow when they are complete."""
 
     requests: Sequence[MPI.Request]
@@ -39,10 +39,10 @@ class Requests:
 
     def __init__(self) -> None:
         self._requests: list[MPI.Request] = []
-        self._chunks: list[Chunk] = []
+        self._chunks: list[PendingCollectives] = []
         self._any_complete = False
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: PendingCollectives) -> None:
         """Watch a chunk's requests, which have just begun."""
         chunk.incomplete = len(chunk.requests)
         self._requests += chunk.requests
@@ -69,7 +69,7 @@ class Group:
     first: MPI.Intracomm
     second: MPI.Intracomm
     requests: Requests
-    queue: deque[Chunk] = field(default_factory=deque)
+    queue: deque[PendingCollectives] = field(default_factory=deque)
 
 
 class MPIHandle(ABC):
@@ -104,7 +104,7 @@ class MPIHandle(ABC):
         self._complete = True
         return True
 
-    def _advance(self, chunk: Chunk) -> bool:
+    def _advance(self, chunk: PendingCollectives) -> bool:
         if chunk.incomplete:
             return False
         if chunk.begin_second is None:
@@ -117,7 +117,7 @@ class MPIHandle(ABC):
         return False
 
     @abstractmethod
-    def _begin(self, comm: MPI.Intracomm) -> Sequence[Chunk]:
+    def _begin(self, comm: MPI.Intracomm) -> Sequence[PendingCollectives]:
         """Begin the collectives of all first phases."""
 
     def _land(self) -> None:  # noqa: B027 (rows lie where they belong)

@@ -7,7 +7,7 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.transports.communication import Part
-from partc.runtime.transports.mpi_handle import Array, Chunk, Group, MPIHandle
+from partc.runtime.transports.mpi_handle import Array, Group, MPIHandle, PendingCollectives
 from partc.runtime.transports.row_headers import RowType, header_size, read_headers, write_header
 
 
@@ -26,8 +26,8 @@ class RowsHandle(MPIHandle):
         assert self._complete, "asked for before it was done"
         return tuple(self._results)
 
-    def _begin(self, comm: MPI.Intracomm) -> list[Chunk]:
-        return [Chunk([self._begin_headers(comm)], self._begin_rows)]
+    def _begin(self, comm: MPI.Intracomm) -> list[PendingCollectives]:
+        return [PendingCollectives([self._begin_headers(comm)], self._begin_rows)]
 
     def _begin_headers(self, comm: MPI.Intracomm) -> MPI.Request:
         match self.part.start.kind:

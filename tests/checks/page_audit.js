@@ -57,6 +57,29 @@
     spills.push(...texts.filter(text => !inside(text, area)).map(where));
   }
 
+  // Drawings: texts on each other, and what begins beside the part that is seen before anybody scrolls.
+  const area = (one, other) => Math.min(one.right, other.right) - Math.max(one.left, other.left) > 2 &&
+    Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 4;
+  const overlaps = [...document.querySelectorAll("svg")].flatMap(svg => {
+    const texts = [...svg.querySelectorAll("text")].filter(shown).slice(0, 300);
+    const boxes = texts.map(text => text.getBoundingClientRect());
+    return texts.filter((text, i) => boxes.some((box, j) => j < i && area(box, boxes[i]))).map(where);
+  });
+  const aside = [...document.querySelectorAll(".scroll > svg")].filter(shown).flatMap(svg => {
+    const frame = svg.parentElement.getBoundingClientRect();
+    const drawn = [...svg.querySelectorAll("rect, text")].map(e => e.getBoundingClientRect().left);
+    return drawn.length && Math.min(...drawn) > frame.left + svg.parentElement.scrollLeft + frame.width / 4 ? [where(svg)] : [];
+  });
+
+  // Lines that say the same, one after the other, which could be one.
+  const MOST_ALIKE = 5;
+  const said = line => (line.cells ? line.cells[0] : line).textContent.trim().replace(/\s+/g, " ");
+  const walls = [...document.querySelectorAll("tbody, ol, ul")].filter(shown).flatMap(list => {
+    const lines = [...list.children].map(said);
+    return lines.filter((line, i) => line && i >= MOST_ALIKE && lines.slice(i - MOST_ALIKE, i).every(other => other === line))
+      .slice(0, 1).map(line => where(list).split(":")[0] + ": " + line.slice(0, 60));
+  });
+
   const headings = [...document.querySelectorAll("h1, h2, h3, h4, h5, h6")].filter(shown);
   const level = heading => Number(heading.tagName[1]);
   const jumps = headings.filter((h, i) => level(h) > (i ? level(headings[i - 1]) : 0) + 1).map(where);
@@ -73,7 +96,7 @@
   return {
     overflow_px: root.scrollWidth - root.clientWidth,
     small: told.filter(e => size(e) < smallest - 0.01).map(e => size(e).toFixed(1) + " " + where(e)),
-    spills, pale, headings: jumps, unnamed,
+    spills, overlaps, aside, walls, pale, headings: jumps, unnamed,
     repeated_ids: ids.filter((id, i) => ids.indexOf(id) < i),
     unmarked: scrolls.filter(e => !e.matches("[tabindex], [tabindex] *")).map(where),
   };

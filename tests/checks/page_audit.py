@@ -1,5 +1,6 @@
-"""What every page must be, at any width and in any colours: nothing overflows, nothing is too small to read,
-text can be told from its background, and who cannot see it finds names and headings.
+"""What every page must be, at any width and in any colours: nothing overflows or is too small, nothing
+lies on something else or is said over and over, text can be told from its background, and who cannot see it
+finds names and headings.
 """
 
 from dataclasses import dataclass, fields
@@ -20,6 +21,9 @@ class Audit:
     overflow_px: int
     small: list[str]  # text below SMALLEST_PX
     spills: list[str]  # text that leaves its drawing, or its box in it
+    overlaps: list[str]  # texts of a drawing on each other
+    aside: list[str]  # drawings of which nothing is seen before they are scrolled
+    walls: list[str]  # lines in a row that say the same
     pale: list[str]  # text with less than CONTRAST
     headings: list[str]  # that skip a level
     unnamed: list[str]  # drawings, buttons, fields and links without a name
@@ -27,7 +31,7 @@ class Audit:
     unmarked: list[str]  # what scrolls sideways, and cannot be reached by keyboard
 
 
-NOTHING_WRONG = Audit(0, [], [], [], [], [], [], [])
+NOTHING_WRONG = Audit(0, [], [], [], [], [], [], [], [], [], [])
 
 
 def audit(page: Page, *, unfold: bool = True) -> Audit:

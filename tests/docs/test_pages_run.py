@@ -23,9 +23,6 @@ ADDED = {
     ("docs/commands.md", "run out "): ("--save-every", "2"),
     ("docs/commands.md", "examples copy "): ("elsewhere",),  # examples/ is there
     ("docs/tasks.md", "cluster init"): ("--force",),
-    ("docs/tasks.md", "compile train.onnx -c cluster.json -o out"): (
-        "--force",
-    ),  # each row is a task of its own
 }
 # Page and command -> what its reader has done before.
 RUN = ("run", "out", "--data", "synthetic", "--steps", "12", "-q")

@@ -14,7 +14,7 @@ from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.models.catalogue import build_model
-from partc.runtime.execution.device import Device
+from partc.runtime.execution.device import ExecutionDevice
 from partc.runtime.plan.program import Rank
 from tests.builders.plans.compiled_steps import compile_step, random_batches
 from tests.checks.command_line import done
@@ -41,9 +41,9 @@ GPU = {
 }
 
 
-def on_one_gpu(rank: Rank) -> Device:
+def on_one_gpu(rank: Rank) -> ExecutionDevice:
     """Put every worker on the first GPU, and what only serves on the CPU."""
-    return Device("cpu" if rank.replica is None else "gpu", 0, rank.threads)
+    return ExecutionDevice("cpu" if rank.replica is None else "gpu", 0, rank.threads)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from partc.models.catalogue import build_model
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadStrategy, BadUsage, UnsupportedModel
 from partc.runtime.execution import device as device_module
-from partc.runtime.execution.device import Device, Sessions
+from partc.runtime.execution.device import ExecutionDevice, Sessions
 from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
 from partc.runtime.plan.program import Run, Start, Wait
@@ -119,7 +119,7 @@ def test_a_rank_opens_the_segments_of_its_stage_and_holds_its_boxes(
     held: Counter[str] = Counter()
     for rank in plan.plan.ranks:
         opened.clear()
-        environment = Environment(plan.plan, rank, Device("cpu", 0, 1), InitialValues(plan, None))
+        environment = Environment(plan.plan, rank, ExecutionDevice("cpu", 0, 1), InitialValues(plan, None))
         Executor(plan.plan, rank, environment, Sessions(plan), InMemoryTransport(Board()))
         (stage,) = [site for site in rank.sites if site.startswith("stage")]
         by_stage.setdefault(stage, set()).update(opened)

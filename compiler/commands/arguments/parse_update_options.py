@@ -17,13 +17,13 @@ from partc.compiler.differentiation.updates.schedules import (
     ConstantRate,
     CosineDecay,
     ExponentialDecay,
-    Schedule,
+    LearningRateSchedule,
     StepDecay,
 )
 from partc.compiler.differentiation.updates.update_options import ParameterGroup
 from partc.runtime.errors import BadUsage, one_of
 
-SCHEDULES: Mapping[str, type[Schedule]] = {
+SCHEDULES: Mapping[str, type[LearningRateSchedule]] = {
     "constant": ConstantRate,
     "step": StepDecay,
     "exponential": ExponentialDecay,
@@ -43,7 +43,7 @@ def parse_optimizer(name: str, lr: str, settings: Sequence[str], weight_decay: f
     return replace(defaults, **values)  # type: ignore[type-var]  # every optimizer is a dataclass
 
 
-def parse_schedule(text: str) -> Schedule | None:
+def parse_schedule(text: str) -> LearningRateSchedule | None:
     """Parse `name:key=value,...`; empty text is None. Raises BadUsage."""
     if not text:
         return None

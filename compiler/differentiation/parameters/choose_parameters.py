@@ -13,6 +13,7 @@ from shlex import quote
 import onnx
 
 from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict, constant, trained
+from partc.compiler.differentiation.parameters.exporter_facts import FOLDED_BY_TORCHSCRIPT
 from partc.passes.graph.operation_builder import RANDOM_OPS
 from partc.runtime.errors import BadUsage
 
@@ -139,6 +140,8 @@ def _refusal(waiting: Mapping[str, ParameterDecision], others: Collection[str]) 
     fix = f"--freeze {frozen} keeps all as they are, --train '*' trains all, both together choose among them"
     if any(decision.source for decision in waiting.values()):
         fix += ";\n       or export with optimize=False, which folds no parameter"
+    if any(name.startswith(FOLDED_BY_TORCHSCRIPT) for name in waiting):
+        fix += ";\n       or export with do_constant_folding=False, which folds no parameter"
     count = len(waiting)
     return BadUsage(
         f"nothing in the file tells whether {count} tensor{'s are' if count > 1 else ' is'} trained",

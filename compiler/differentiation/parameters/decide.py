@@ -19,13 +19,14 @@ from onnx import numpy_helper
 
 from partc.compiler.differentiation.parameters.decision import ParameterDecision, constant, trained, undecided
 from partc.compiler.differentiation.parameters.exporter_facts import (
+    FOLDED_BY_TORCHSCRIPT,
     ExporterFacts,
     exporter_facts,
     is_torchscript,
 )
 from partc.compiler.differentiation.parameters.find_parameters import MAKERS
 from partc.compiler.differentiation.parameters.folded import SINUSOIDS, decide_folded
-from partc.compiler.differentiation.parameters.places import Place, Places
+from partc.compiler.differentiation.parameters.places import DataUse, DataUses
 from partc.compiler.differentiation.parameters.value_patterns import TensorValues, values_of
 from partc.compiler.differentiation.tensor_types import TensorType, Types, element_count
 
@@ -35,7 +36,7 @@ class _Evidence:
     """What there is to decide by."""
 
     facts: ExporterFacts
-    places: Places
+    places: DataUses
     folder: Path | None
     is_torchscript: bool
 
@@ -53,7 +54,7 @@ def decide_parameters(
     data lies in `folder`.
     """
     facts = exporter_facts(forward)
-    places = Places(graph, types, candidates)
+    places = DataUses(graph, types, candidates)
     evidence = _Evidence(facts, places, folder, is_torchscript(forward, facts))
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     candidate_names = frozenset(candidates)
@@ -70,16 +71,16 @@ def _decide_initializer(evidence: _Evidence, tensor: onnx.TensorProto) -> Parame
     """Decide an initializer."""
     if (decision := _by_exporter(evidence, tensor)) is not None:
         return decision
-    values = values_of(tensor, evidence.folder)
-    is_number = element_count(tensor.dims) == 1
-    if evidence.is_torchscript and is_number and not tensor.name.startswith("onnx::"):
+    values, places = values_of(tensor, evidence.folder), evidence.places.of(tensor.name)
+    is_number = element_count(tensor.dims) == 1 and DataUse.WEIGHT not in places
+    if evidence.is_torchscript and is_number and not tensor.name.startswith(FOLDED_BY_TORCHSCRIPT):
         # As numbers they would be nodes: these are attributes of the module, which may be buffers.
         return undecided("single numbers that the module holds: parameters or buffers")
     if not tensor.dims:
         return constant("numbers without axes")
     if values.is_mask:
         return constant("masks: infinite or huge values")
-    return _decide_by_place(evidence.places.of(tensor.name), values)
+    return _decide_by_place(places, values)
 
 
 def _by_exporter(evidence: _Evidence, tensor: onnx.TensorProto) -> ParameterDecision | None:
@@ -114,23 +115,23 @@ def _decide_generated(
     return _decide_by_place(evidence.places.of(name), values)
 
 
-def _decide_by_place(places: frozenset[Place], values: TensorValues) -> ParameterDecision:
+def _decide_by_place(places: frozenset[DataUse], values: TensorValues) -> ParameterDecision:
     """Decide by where a tensor meets data, and by what its values look like."""
-    is_weight = not places.isdisjoint((Place.WEIGHT, Place.BIAS))
-    is_bias = Place.BIAS in places and len(values.shape) == 1
+    is_weight = not places.isdisjoint((DataUse.WEIGHT, DataUse.BIAS))
+    is_bias = DataUse.BIAS in places and len(values.shape) == 1
     pattern = "" if is_bias else values.weight_pattern if is_weight else values.pattern
     if pattern:
         return undecided(f"values like {pattern}: constants, or a parameter's start")
     if is_weight:
         return trained("read as weights, tables, scales or biases")
-    if Place.VECTOR in places:
+    if DataUse.VECTOR in places:
         return trained("as wide as one axis of what layers made, like scales and biases")
-    if Place.ARRAY in places or Place.JOINED in places:
+    if DataUse.ARRAY in places or DataUse.JOINED in places:
         if values.are_distinct:
             return trained("of distinct values, beside what layers made")
         return undecided("of repeated values, beside what layers made: constants, or parameters")
-    if Place.PER_SAMPLE in places:
+    if DataUse.PER_SAMPLE in places:
         return undecided("with an entry for every sample: targets or weights of samples, or parameters")
-    if Place.RAW in places:
+    if DataUse.RAW in places:
         return undecided("beside data that no layer has touched: its normalisation, or parameters")
     return undecided("read as parameters and constants are alike")

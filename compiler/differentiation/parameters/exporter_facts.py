@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import onnx
 
+FOLDED_BY_TORCHSCRIPT = "onnx::"  # what a name begins with that no tensor of the module has
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"

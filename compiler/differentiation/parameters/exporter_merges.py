@@ -20,6 +20,7 @@ import onnx
 from onnx import helper
 
 from partc.compiler.differentiation.parameters.exporter_facts import (
+    FOLDED_BY_TORCHSCRIPT,
     ExporterFacts,
     exporter_facts,
     is_torchscript,
@@ -27,7 +28,6 @@ from partc.compiler.differentiation.parameters.exporter_facts import (
 from partc.compiler.differentiation.parameters.metadata_merges import restore_parameters
 from partc.compiler.differentiation.parameters.value_patterns import values_of
 
-FOLDED_BY_TORCHSCRIPT = "onnx::"
 _CALL = re.compile(r"_\d+$")  # of a module's later calls: /layer, /layer_1, ...
 
 

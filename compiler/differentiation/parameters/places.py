@@ -36,7 +36,7 @@ WEIGHT_INPUTS: Mapping[str, frozenset[int]] = {
 BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
-class Place(Enum):
+class DataUse(Enum):
     """How a tensor meets data, the surest sign of a parameter first."""
 
     WEIGHT = "weight"  # a weight's input of a layer
@@ -53,18 +53,19 @@ class Place(Enum):
 class _Reading:
     node: onnx.NodeProto
     index: int
+    shape: Shape | None  # of what is read, before it was repeated
 
 
-class Places:
+class DataUses:
     """The places of all tensors of a graph."""
 
     def __init__(self, graph: onnx.GraphProto, types: Types, candidates: Iterable[str]) -> None:
         self._types = types
-        self._readers: dict[str, list[_Reading]] = {}
+        self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         self._makers = {name: node for node in graph.node for name in node.output}
         for node in graph.node:
             for index, name in enumerate(node.input):
-                self._readers.setdefault(name, []).append(_Reading(node, index))
+                self._readers.setdefault(name, []).append((node, index))
         initializers = {tensor.name for tensor in graph.initializer}
         self._data = _reachable_from(graph, {value.name for value in graph.input} - initializers)
         weights = [
@@ -72,49 +73,54 @@ class Places:
         ]
         self._learned = _reachable_from(graph, {name for node in weights for name in node.output})
 
-    def of(self, name: str) -> frozenset[Place]:
+    def of(self, name: str) -> frozenset[DataUse]:
         """Return the places where a tensor meets data."""
         return frozenset(self._place(reading) for reading in self._readings(name))
 
     def _readings(self, name: str) -> list[_Reading]:
-        """Follow a tensor through what is computed without data, to where data is read beside it."""
-        readings, queue, visited = [], [name], {name}
+        """Follow a tensor through what is computed without data, to where data is read beside it.
+
+        Rows that are read from it by constant ids are rows of a table.
+        """
+        readings, queue, visited = [], [(name, self._shape(name))], {name}
         while queue:
-            for reading in self._readers.get(queue.pop(), []):
-                outputs = set(reading.node.output)
-                if outputs & self._data:
-                    readings.append(reading)
-                else:
-                    queue += outputs - visited
-                    visited |= outputs
+            name, shape = queue.pop()
+            for node, index in self._readers.get(name, []):
+                outputs = set(node.output)
+                if outputs & self._data or (node.op_type == "Gather" and index == 0):
+                    readings.append(_Reading(node, index, shape))
+                    continue
+                repeats = node.op_type == "Expand"
+                queue += [(o, shape if repeats else self._shape(o)) for o in outputs - visited]
+                visited |= outputs
         return readings
 
-    def _place(self, reading: _Reading) -> Place:
+    def _place(self, reading: _Reading) -> DataUse:
         node, index = reading.node, reading.index
         if index in _weight_inputs(node):
-            return Place.WEIGHT
+            return DataUse.WEIGHT
         others = [name for name in node.input if name in self._data]
         if node.op_type not in (*BROADCASTING, "Concat"):
-            return Place.OTHER
+            return DataUse.OTHER
         if not self._learned.intersection(others):
-            return Place.RAW
-        own, other_shape = self._shape(node.input[index]), self._shape(others[0])
+            return DataUse.RAW
+        own, other_shape = reading.shape, self._shape(others[0])
         if own is None or other_shape is None:
-            return Place.OTHER
+            return DataUse.OTHER
         if node.op_type == "Concat":
-            return Place.PER_SAMPLE if _spans_first_axis(own, other_shape) else Place.JOINED
+            return DataUse.PER_SAMPLE if _spans_first_axis(own, other_shape) else DataUse.JOINED
         return self._broadcast_place(own, other_shape, others[0])
 
-    def _broadcast_place(self, own: Shape, other_shape: Shape, other: str) -> Place:
+    def _broadcast_place(self, own: Shape, other_shape: Shape, other: str) -> DataUse:
         wide = [size for size in own if size != 1]
         maker = self._makers.get(other)
         if len(other_shape) > 1 and _spans_first_axis(own, other_shape):
-            return Place.PER_SAMPLE
+            return DataUse.PER_SAMPLE
         if len(wide) <= 1 and own and maker is not None and maker.op_type in WEIGHT_INPUTS:
-            return Place.BIAS
+            return DataUse.BIAS
         if not wide:
-            return Place.OTHER
-        return Place.VECTOR if len(wide) == 1 else Place.ARRAY
+            return DataUse.OTHER
+        return DataUse.VECTOR if len(wide) == 1 else DataUse.ARRAY
 
     def _shape(self, name: str) -> Shape | None:
         return self._types[name].shape if name in self._types else None

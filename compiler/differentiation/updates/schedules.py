@@ -22,7 +22,7 @@ from partc.compiler.differentiation.updates.check_settings import COUNT, FRACTIO
 from partc.compiler.differentiation.updates.update_builder import Updates
 
 
-class Schedule(Protocol):
+class LearningRateSchedule(Protocol):
     """Emits the factor of the learning rates."""
 
     def emit(self, build: NodeBuilder, updates_done: str) -> str:
@@ -109,7 +109,7 @@ class Warmup:
         return build.op("Add", _number(build, self.start), raised)
 
 
-def schedule_rates(updates: Updates, schedule: Schedule | None, warmup: Warmup | None) -> None:
+def schedule_rates(updates: Updates, schedule: LearningRateSchedule | None, warmup: Warmup | None) -> None:
     """Let every learning rate follow the schedule, after the warm-up."""
     build = updates.build
     if warmup is None and (schedule is None or isinstance(schedule, ConstantRate)):

@@ -14,7 +14,7 @@ from partc.compiler.differentiation.updates.check_settings import COUNT, FRACTIO
 from partc.compiler.differentiation.updates.clipping import Clipping
 from partc.compiler.differentiation.updates.loss_scaling import LossScale
 from partc.compiler.differentiation.updates.optimizers import Optimizer
-from partc.compiler.differentiation.updates.schedules import Schedule, Warmup
+from partc.compiler.differentiation.updates.schedules import LearningRateSchedule, Warmup
 from partc.compiler.differentiation.updates.update_builder import LearningRate
 from partc.runtime.errors import BadUsage
 
@@ -68,7 +68,7 @@ class UpdateOptions:
     """
 
     clipping: Clipping = Clipping()  # noqa: RUF009  # frozen
-    schedule: Schedule | None = None
+    schedule: LearningRateSchedule | None = None
     warmup: Warmup | None = None
     groups: tuple[ParameterGroup, ...] = ()
     accumulate: int = 1

@@ -25,7 +25,7 @@ from partc.compiler.importing.ort_training.lower_nodes import (
 from partc.compiler.importing.ort_training.optimizer_model import (
     LEARNING_RATE,
     OptimizerStep,
-    Slot,
+    ZeroSlot,
     add_optimizer,
 )
 from partc.compiler.importing.ort_training.read_checkpoint import Checkpoint, read_checkpoint
@@ -145,7 +145,7 @@ def _join(model: onnx.ModelProto, step: OptimizerStep) -> None:
     model.ir_version = 10
 
 
-def _add_slot(model: onnx.ModelProto, slot: Slot, types: "dict[str, onnx.TypeProto.Tensor]") -> None:
+def _add_slot(model: onnx.ModelProto, slot: ZeroSlot, types: "dict[str, onnx.TypeProto.Tensor]") -> None:
     element, shape = int(TensorProto.INT64), [1]
     if slot.like is not None:
         element = types[slot.like].elem_type

@@ -26,7 +26,7 @@ _Attributes = Mapping[str, int | float]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ZeroSlot:
     """A variable that starts as zeros: shaped like `like`, or int64[1] where that is None."""
 
     name: str
@@ -40,7 +40,7 @@ class OptimizerStep:
     build: NodeBuilder
     gradients: dict[str, str]  # by parameter
     next_values: dict[str, str] = field(default_factory=dict)
-    slots: list[Slot] = field(default_factory=list)
+    slots: list[ZeroSlot] = field(default_factory=list)
 
     def scalar(self, value: float) -> str:
         """Return a float32 constant: the optimizers know no other type."""
@@ -54,7 +54,7 @@ class OptimizerStep:
     def slot(self, parameter: str, suffix: str) -> str:
         """Create a slot shaped like a parameter."""
         name = self.build.fresh(f"{parameter}.{suffix}")
-        self.slots.append(Slot(name, parameter))
+        self.slots.append(ZeroSlot(name, parameter))
         return name
 
 
@@ -99,7 +99,7 @@ def _rate(step: OptimizerStep) -> str:
 
 def _adamw(step: OptimizerStep, attributes: _Attributes) -> None:
     step.build.scope = "step/"
-    step.slots.append(Slot(STEP, None))
+    step.slots.append(ZeroSlot(STEP, None))
     step.finish(STEP, "Add", STEP, step.build.ints(1))
     for parameter, gradient in step.gradients.items():
         step.build.scope = f"{parameter}/update/"

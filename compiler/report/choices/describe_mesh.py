@@ -1,12 +1,13 @@
 """The workers' mesh, and what each of its axes splits."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.units import count, join_words, operations, plural, size, some_ranges
 from partc.cost.strategy import Strategy
-from partc.passes.layouts.layouts import Layout, Split
+from partc.passes.layouts.layouts import Split
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.runtime.plan.boxes import local_shape
 from partc.runtime.plan.program import Plan, Run, Site, Start
@@ -139,22 +140,22 @@ def _operators(compilation: Compilation) -> str:
 
 
 def _parted(compilation: Compilation, meshes: Meshes) -> tuple[PartedVariables, ...]:
-    variables = {variable.name: variable.shape for variable in compilation.plan.variables}
-    alike: dict[tuple[tuple[int, ...], Layout], list[str]] = {}
+    """Return variables that are kept in parts; those of which all that is told is equal together."""
+    shapes = {variable.name: variable.shape for variable in compilation.plan.variables}
+    alike: dict[tuple[str, str, str], list[str]] = {}
     boxes = {held.variable: held.box for rank in compilation.plan.ranks for held in rank.held}
     for state in compilation.lowered.states:
-        layout = compilation.lowered.meanings[state.value][1]
+        layout, shape = compilation.lowered.meanings[state.value][1], shapes[state.variable]
         if layout.splits():
-            alike.setdefault((variables[state.variable], layout), []).append(state.variable)
-    return tuple(
-        PartedVariables(
-            tuple(names),
-            " \u00d7 ".join(map(count, shape)),
-            join_words([_split(meshes.of(layout.site), axis, split) for axis, split in layout.splits()]),
-            " \u00d7 ".join(map(count, local_shape(shape, boxes[names[0]]))),
-        )
-        for (shape, layout), names in alike.items()
-    )
+            mesh = meshes.of(layout.site)
+            split = join_words([_split(mesh, axis, split) for axis, split in layout.splits()])
+            part = local_shape(shape, boxes[state.variable])
+            alike.setdefault((_times(shape), split, _times(part)), []).append(state.variable)
+    return tuple(PartedVariables(tuple(names), *told) for told, names in alike.items())
+
+
+def _times(shape: Iterable[int]) -> str:
+    return " \u00d7 ".join(map(count, shape))
 
 
 def _split(mesh: Mesh, mesh_axis: int, split: Split) -> str:

@@ -25,7 +25,7 @@ from partc.cost.strategy import SyncFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class PricedMethod:
     """A method for one variable: what would travel, and the predicted time."""
 
     method: str
@@ -44,13 +44,13 @@ class Example:
     outcome: str  # finishes "why (the variable) ..."
     kind: str
     background: str
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[PricedMethod, ...]
     verdict: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedStrategy:
+class WholeStrategy:
     """A strategy for all parameters together."""
 
     name: str
@@ -69,9 +69,7 @@ def worked_examples(
     return tuple(_example(choice, facts[choice.variable], cluster) for choice in largest if choice)
 
 
-def candidates(
-    costs: StrategyCosts, compared: Sequence[Tried], step_s: float
-) -> tuple[ComparedStrategy, ...]:
+def candidates(costs: StrategyCosts, compared: Sequence[Tried], step_s: float) -> tuple[WholeStrategy, ...]:
     """Return the strategies whose whole steps were compared, quickest first.
 
     `compared`: them, the one taken first; `step_s`: the plan's own, if none was.
@@ -80,10 +78,10 @@ def candidates(
         return ()
     if not compared:
         name = next(iter(costs.totals_s)) if len(costs.totals_s) == 1 else ALONE
-        return (ComparedStrategy(name, meaning_of(name), seconds(step_s), 1.0 if step_s else 0.0, True),)
+        return (WholeStrategy(name, meaning_of(name), seconds(step_s), 1.0 if step_s else 0.0, True),)
     slowest = max(candidate.step_s for candidate in compared)
     return tuple(
-        ComparedStrategy(
+        WholeStrategy(
             ", ".join(candidate.names),
             meaning_of(candidate.names[0]),
             seconds(candidate.step_s),
@@ -95,7 +93,7 @@ def candidates(
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
+class SolverOutcome:
     """What the solver says of the options that it took."""
 
     status: str
@@ -104,11 +102,11 @@ class Solution:
     work: str
 
 
-def describe_solution(solution: OptionSolution | None) -> Solution | None:
+def describe_solution(solution: OptionSolution | None) -> SolverOutcome | None:
     """Return the solver's answer as text, None where it gave none."""
     if solution is None:
         return None
-    return Solution(
+    return SolverOutcome(
         solution.status.lower(),
         seconds(solution.objective_s),
         seconds(solution.bound_s),
@@ -128,7 +126,7 @@ def _example(choice: Choice, fact: SyncFacts, cluster: Cluster) -> Example:
     slowest = max(choice.seconds.values())
     traffic = _sparse_travel(fact, cluster) if fact.sparse else _dense_travel(fact, cluster)
     alternatives = tuple(
-        Alternative(
+        PricedMethod(
             method,
             NAMES[method],
             traffic[method],

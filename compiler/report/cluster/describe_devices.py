@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from partc.compiler.report.describe_program import roles_of
+from partc.compiler.report.describe_program import is_idle, roles_of
 from partc.compiler.report.units import percent, plural, size, some_ranges
 from partc.cost.simulation.memory import DeviceMemory
 from partc.cost.simulation.timeline import Timeline
@@ -73,7 +73,7 @@ def _describe(
     return DeviceRow(
         ranks=some_ranges(ranks, 2),
         where=first.device if len(ranks) == 1 else plural(len(ranks), "rank"),
-        plays=" + ".join(roles_of(plan, first)),
+        plays="nothing" if is_idle(plan, first) else " + ".join(roles_of(plan, first)),
         parts=tuple(
             MemoryPart(kind, nbytes / fullest_bytes, f"{kind}: {size(nbytes)}")
             for kind, nbytes in _kinds(needs)

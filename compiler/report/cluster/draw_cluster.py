@@ -52,7 +52,7 @@ class Chip:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class HostBox:
     """A host, drawn: its server with the shards it owns, and its devices."""
 
     x: float
@@ -69,7 +69,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Direction:
+class LinkDirection:
     """What a link carries one way: `x1`, `y1` is where it comes from."""
 
     x1: float
@@ -92,11 +92,11 @@ class Cable:
     is_level: bool
     label: str
     title: str
-    directions: tuple[Direction, Direction]
+    directions: tuple[LinkDirection, LinkDirection]
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class SwitchBar:
     """A switch, drawn across the picture."""
 
     y: float
@@ -109,9 +109,9 @@ class Picture:
 
     width: float
     height: float
-    boxes: tuple[Box, ...]
+    boxes: tuple[HostBox, ...]
     cables: tuple[Cable, ...]
-    bars: tuple[Bar, ...]
+    bars: tuple[SwitchBar, ...]
     left_out: int
     caption: str
     is_narrow: bool  # one host's box, which needs no more room than its own
@@ -132,7 +132,7 @@ def draw_cluster(plan: Plan, cluster: Cluster, loads: StepLoads, anchor_of: Mapp
         for index, host in enumerate(hosts)
     )
     bars = tuple(
-        Bar(grid.height + CABLE + index * (SWITCH_HEIGHT + GAP), shorten(name, 60))
+        SwitchBar(grid.height + CABLE + index * (SWITCH_HEIGHT + GAP), shorten(name, 60))
         for index, name in enumerate(between)
     )
     bottoms = [box.y + box.height for box in boxes] + [bar.y + SWITCH_HEIGHT for bar in bars]
@@ -151,7 +151,7 @@ def draw_cluster(plan: Plan, cluster: Cluster, loads: StepLoads, anchor_of: Mapp
     )
 
 
-def _moved_left(box: Box) -> Box:
+def _moved_left(box: HostBox) -> HostBox:
     """Return a box at the picture's left edge."""
     return replace(box, x=0.0, chips=tuple(replace(chip, x=chip.x - box.x) for chip in box.chips))
 
@@ -205,11 +205,11 @@ def _chips_top(contents: ServerContents) -> float:
     return 3 * PADDING + LINE * (2 + len(contents.lines)) + 4
 
 
-def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid, switches: int, loads: StepLoads) -> Box:
+def _box(host: Host, plan: Plan, x: float, y: float, grid: _Grid, switches: int, loads: StepLoads) -> HostBox:
     contents = describe_contents(host.name, plan, grid.characters)
     memory = size(host.memory_bytes)
     busiest = loads.busiest_inside(host.name)
-    return Box(
+    return HostBox(
         x=x,
         y=y,
         width=grid.width,
@@ -257,8 +257,8 @@ def _inside(host: str, busiest: LaneLoad | None, loads: StepLoads) -> str:
 
 def _cables(
     cluster: Cluster,
-    boxes: Sequence[Box],
-    bar_of: Mapping[str, Bar],
+    boxes: Sequence[HostBox],
+    bar_of: Mapping[str, SwitchBar],
     loads: StepLoads,
     anchor_of: Mapping[Lane, str],
 ) -> tuple[Cable, ...]:
@@ -279,14 +279,14 @@ def _cables(
 Points = tuple[float, float, float, float]  # x and y of both ends
 
 
-def _to_switch(box: Box, bar: Bar) -> Points:
+def _to_switch(box: HostBox, bar: SwitchBar) -> Points:
     x = box.x + box.width / 2
     if box.y < bar.y:
         return x, box.y + box.height, x, bar.y
     return x, box.y, x, bar.y + SWITCH_HEIGHT
 
 
-def _between(one: Box, other: Box) -> Points:
+def _between(one: HostBox, other: HostBox) -> Points:
     """Join facing edges of two boxes, from the one to the other."""
     if one.y == other.y:
         y = one.y + one.height / 2
@@ -313,13 +313,13 @@ def _cable(
 
 def _direction(
     lane: Lane, points: Points, aside: float, loads: StepLoads, anchor_of: Mapping[Lane, str]
-) -> Direction:
+) -> LinkDirection:
     x1, y1, x2, y2 = points
     level = y1 == y2
     dx, dy = (0.0, aside) if level else (aside, 0.0)
     load, share = loads.of_lane[lane], loads.share(lane)
     arrow = ("→" if x2 > x1 else "←") if level else ("↓" if y2 > y1 else "↑")
-    return Direction(
+    return LinkDirection(
         x1 + dx,
         y1 + dy,
         x2 + dx,

@@ -42,11 +42,13 @@ document.documentElement.classList.add("with-scripts");  // shows what works wit
   mark();
 }
 
-// A line of a table that a link leads to is unfolded.
+// A line of a table that a link leads to is unfolded, with what stands beneath it.
 {
   const unfold = () => {
     const line = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    if (line && line.tagName === "TR") for (const details of line.querySelectorAll("details")) details.open = true;
+    if (!line || line.tagName !== "TR") return;
+    const beneath = line.nextElementSibling?.matches(".beneath") ? [line.nextElementSibling] : [];
+    for (const row of [line, ...beneath]) for (const details of row.querySelectorAll("details")) details.open = true;
   };
   addEventListener("hashchange", unfold);
   unfold();

@@ -34,7 +34,7 @@ for (const area of document.querySelectorAll(".timeline-area")) {
     return value ? digits(value / factor) + "\u00a0" + unit : "0\u00a0" + units[0][1];
   };
   const seconds = units => prefixed(units / UNITS * data.step_s, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]);
-  const size = bytes => prefixed(bytes, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]]);
+  const size = bytes => bytes < 999.5 ? bytes + "\u00a0B" : prefixed(bytes, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]);
   const lasts = bar => `${seconds(bar.stop - bar.start)}, from ${seconds(bar.start)} to ${seconds(bar.stop)}`;
 
   // ---- what is in view
@@ -220,7 +220,7 @@ for (const area of document.querySelectorAll(".timeline-area")) {
   });
 
   // ---- the same as a table
-  const MOST = 200;
+  const MOST = 100;
   const fillTable = () => {
     if (!table.open) return;
     const row = rows[choice.value];

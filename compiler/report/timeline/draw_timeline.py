@@ -14,7 +14,7 @@ import numpy as np
 
 from partc.compiler.report.describe_messages import Words
 from partc.compiler.report.describe_program import roles_of
-from partc.compiler.report.methods import KEYS, Key
+from partc.compiler.report.methods import KEYS, LegendEntry
 from partc.compiler.report.timeline.bar_events import BarEvent, WordsOf, event_of
 from partc.compiler.report.timeline.group_ranks import apart_s_of, group_ranks
 from partc.compiler.report.units import count, plural, seconds, some_ranges
@@ -73,7 +73,7 @@ class TimelinePicture:
 
     rows: tuple[Row, ...]
     ticks: tuple[Tick, ...]
-    keys: tuple[Key, ...]
+    keys: tuple[LegendEntry, ...]
     left_out: int
     data: Mapping[str, object]
 

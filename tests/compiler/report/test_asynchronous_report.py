@@ -17,3 +17,6 @@ def test_ways_that_need_a_step_of_all_workers_are_not_priced(tmp_path: Path) -> 
     assert "would be quicker" not in text
     assert "After every step all workers must agree" not in text
     assert "Why, in words" not in text
+    assert "Training on all ranks equals" not in text and "each computes with variables that others" in text
+    assert "as its mesh says" not in text and "pulled and pushed by each worker" in text
+    assert "1 worker, 2 servers in one session" in text.replace("\u00a0", " ")

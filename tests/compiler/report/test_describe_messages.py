@@ -38,6 +38,19 @@ def test_rows_that_servers_own_are_told_by_their_table(tmp_path: Path) -> None:
     assert not [line for line in words if OWN.search(line)]
 
 
+def test_ids_and_rows_that_all_workers_exchange_are_told_by_their_table(tmp_path: Path) -> None:
+    exchanged = compile_lm("cluster-2x2", tmp_path / "out", "allreduce")
+
+    starts = [i for i in exchanged.compilation.plan.instructions if isinstance(i, Start)]
+    gathered = [words for start, words in zip(starts, told(exchanged), strict=True) if "rows" in start.kind]
+
+    tables = {"embedding", "softmax.weight", "softmax.bias"}
+    assert len(gathered) > len(tables)
+    assert set(gathered) == {
+        f"Give every worker the gradients of {table}\u2019s touched rows" for table in tables
+    }
+
+
 def test_nothing_on_the_page_has_a_name_of_the_compilers_own(compiled: Compiled) -> None:
     assert OWN.findall(compiled.text) == []
 

@@ -112,7 +112,10 @@ def test_a_click_on_a_link_tells_what_it_carries(on_2x2: Compiled, browser: Brow
         page.evaluate("new Promise(done => setTimeout(done, 50))")
 
         assert page.evaluate("location.hash").startswith("#link-between-")
-        line = page.evaluate("document.querySelector('tr:target').innerText")
+        line = page.evaluate(
+            "[...document.querySelectorAll('tr:target, tr:target + tr.beneath')]"
+            ".map(row => row.innerText).join(' ')"
+        )
         assert "host0 → host1" in line
         assert "of embedding’s touched rows" in line
         assert page.errors == []

@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from partc.compiler.task_graphs.tensor_moves import MeshPlace, Tensor, Where, messages_between
+from partc.compiler.task_graphs.tensor_moves import MeshPlace, SentTensor, Where, messages_between
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import Layout, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
@@ -61,6 +61,6 @@ def test_moves_are_those_of_an_exchange(seed: int) -> None:
             expected[pair] = expected.get(pair, 0) + 4 * prod(shape_of(move.region))
 
     hosts = np.array([HOSTS.index(host) for host in HOSTS], np.int32)
-    found = messages_between(Tensor.of(SHAPE, 4), source, target, hosts)
+    found = messages_between(SentTensor.of(SHAPE, 4), source, target, hosts)
     pairs = zip(found.sources.tolist(), found.targets.tolist(), strict=True)
     assert dict(zip(pairs, found.nbytes.tolist(), strict=True)) == expected

@@ -16,7 +16,7 @@ from partc.cost.cluster.cluster import (
 )
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.network.topology import Lane, Network
-from partc.cost.network.traffic import Messages, Phase, lane_loads
+from partc.cost.network.traffic import MessageTraffic, Phase, lane_loads
 from partc.runtime.errors import BadCluster
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -304,7 +304,7 @@ def test_the_server_joins_the_first_cpu_worker_even_behind_a_gpu() -> None:
 def carried(network: Network, messages: dict[tuple[str, str], float]) -> dict[Lane, float]:
     """Return the bytes of the lanes that carry any."""
     hops = network.hops_between(list(messages))
-    phase = Phase((Messages(hops, np.array(list(messages.values()))),), 0.0)
+    phase = Phase((MessageTraffic(hops, np.array(list(messages.values()))),), 0.0)
     loads = lane_loads(network, (phase,))
     return {lane: load for lane, load in zip(network.lanes, loads.tolist(), strict=True) if load}
 

@@ -12,7 +12,7 @@ from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.network import collectives
 from partc.cost.network.families import families_of, in_every
 from partc.cost.network.topology import Network
-from partc.cost.network.traffic import Exchange, Phase, lane_loads, numbers_of, totals_of
+from partc.cost.network.traffic import AllToAllTraffic, Phase, lane_loads, numbers_of, totals_of
 from partc.cost.network.ways import Ways
 
 
@@ -67,7 +67,7 @@ def test_everybody_to_everybody_loads_lanes_as_every_pair_does_alone(seed: int) 
         for target, share in zip(members, taken, strict=True):
             for lane in network.route(source, target).lanes:
                 expected[lane] += amount * share
-    every = Exchange(numbers_of(network, members), sent, taken)
+    every = AllToAllTraffic(numbers_of(network, members), sent, taken)
 
     loads = lane_loads(network, (Phase((every,), 0.0),))
 

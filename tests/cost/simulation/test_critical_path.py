@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from partc.cost.simulation.critical_path import Part, critical_path
+from partc.cost.simulation.critical_path import PathPart, critical_path
 from partc.runtime.execution.recorder import StepTimes
 from partc.runtime.plan.program import PLAN_FORMAT, Plan, Rank, Run, Start, Wait
 
@@ -45,7 +45,7 @@ def step(
     return StepTimes(number, moments[:-1], moments[1:], (0,) * (len(moments) - 1), tuple(cpu_s), clock_s)
 
 
-def told(parts: Sequence[Part]) -> list[tuple[str, int, float]]:
+def told(parts: Sequence[PathPart]) -> list[tuple[str, int, float]]:
     return [(part.kind, part.rank, round(part.seconds, 9)) for part in parts if part.seconds > 0]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from partc.passes.graph.expand_gather import Part, write_gather, write_scatter
+from partc.passes.graph.expand_gather import TableShard, write_gather, write_scatter
 from partc.passes.graph.node_writer import NodeWriter
 from partc.passes.graph.training_graph import TrainingGraph
 from tests.builders.graphs.run_graphs import graph_of, run_graph
@@ -29,7 +29,7 @@ SCATTERS = [
 ]
 
 Feeds = Mapping[str, np.ndarray]
-Writer = Callable[[NodeWriter, Mapping[str, gs.Tensor], Part], gs.Tensor]
+Writer = Callable[[NodeWriter, Mapping[str, gs.Tensor], TableShard], gs.Tensor]
 
 
 def run_whole(inputs: str, outputs: str, node: str, feeds: Feeds) -> np.ndarray:
@@ -42,20 +42,20 @@ def run_part(start: int, stop: int, feeds: Feeds, write_nodes: Writer) -> np.nda
     fed = {**feeds, "first": np.array([start]), "count": np.array([stop - start])}
     inputs = {name: gs.Variable(name, value.dtype, value.shape) for name, value in fed.items()}
     write = NodeWriter(set(), "part")
-    y = write_nodes(write, inputs, Part(inputs["first"], inputs["count"], ROWS))
+    y = write_nodes(write, inputs, TableShard(inputs["first"], inputs["count"], ROWS))
     graph = gs.Graph(write.nodes, list(inputs.values()), [y], opset=21)
     return run_graph(TrainingGraph(graph, {}, {}, (), None, {}), fed)[y.name]
 
 
 def read_rows(axis: int = 0) -> Writer:
-    def write_nodes(write: NodeWriter, inputs: Mapping[str, gs.Tensor], part: Part) -> gs.Tensor:
+    def write_nodes(write: NodeWriter, inputs: Mapping[str, gs.Tensor], part: TableShard) -> gs.Tensor:
         table, ids = inputs["t"], inputs["i"]
         return write_gather(write, table, ids, part, axis=axis, ranks=(len(table.shape), len(ids.shape)))
 
     return write_nodes
 
 
-def add_rows(write: NodeWriter, inputs: Mapping[str, gs.Tensor], part: Part) -> gs.Tensor:
+def add_rows(write: NodeWriter, inputs: Mapping[str, gs.Tensor], part: TableShard) -> gs.Tensor:
     ids_rank = len(inputs["i"].shape) - 1  # the last axis is of size 1
     ids = write.op("Squeeze", inputs["i"], write.ints(-1))
     row_axes = len(inputs["t"].shape) - 1

@@ -1,5 +1,6 @@
 """Weights read in the ways of exporters: columns of one layer, rows of the next, two sums a block; tables."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,3 +126,66 @@ def test_weights_are_moved_again_when_others_have_moved(tmp_path: Path) -> None:
     # Sampled words' rows stay where their table is once the projection sums: none is gathered.
     assert {kind for kind, _ in messages(compiled)} == {"all_reduce"}
     assert sum(messages(compiled).values()) <= 5
+
+
+HEADS, WORDS, BROAD = 8, 16, 256
+GROUPED_QUERIES = f"""<ir_version: 10, opset_import: ["": 21]>
+    block (int64[8,{WORDS}] ids) => (double loss) {{ x = Gather (table, ids)
+        heads = Constant <value_ints = [0, 0, {HEADS}, {BROAD // HEADS}]> ()
+        few = Constant <value_ints = [0, 0, PAIRS, {BROAD // HEADS}]> ()
+        each = Constant <value_ints = [8, PAIRS, {HEADS} / PAIRS, {WORDS}, {BROAD // HEADS}]> ()
+        all = Constant <value_ints = [0, {HEADS}, {WORDS}, {BROAD // HEADS}]> ()
+        flat = Constant <value_ints = [0, 0, {BROAD}]> () two = Constant <value_ints = [2]> ()
+        LAYERS square = Mul (LAST, LAST) loss = ReduceMean <keepdims = 0> (square) }}"""
+QUERIED = """
+        gained = Mul (x, gain) q = MatMul (gained, q_W) qh = Reshape (q, heads)
+        k = MatMul (gained, k_W) kf = Reshape (k, few) v = MatMul (gained, v_W) vf = Reshape (v, few)
+        qt = Transpose <perm = [0, 2, 1, 3]> (qh)
+        kt = Transpose <perm = [0, 2, 1, 3]> (kf) vt = Transpose <perm = [0, 2, 1, 3]> (vf)
+        ku = Unsqueeze (kt, two) ke = Expand (ku, each) ka = Reshape (ke, all)
+        vu = Unsqueeze (vt, two) ve = Expand (vu, each) va = Reshape (ve, all)
+        kx = Transpose <perm = [0, 1, 3, 2]> (ka) scores = MatMul (qt, kx)
+        p = Softmax <axis = -1> (scores) a = MatMul (p, va) at = Transpose <perm = [0, 2, 1, 3]> (a)
+        af = Reshape (at, flat) o = MatMul (af, o_W) r = Add (x, o)
+        h = MatMul (r, up_W) ht = Tanh (h) y = MatMul (ht, down_W) s = Add (r, y)"""
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_more_ranks_than_key_value_heads_divide_the_queries(pairs: int, tmp_path: Path) -> None:
+    text = GROUPED_QUERIES.replace(f"{HEADS} / PAIRS", str(HEADS // pairs)).replace("PAIRS", str(pairs))
+    shared = {"x", "heads", "few", "each", "all", "flat", "two", "perm", "axis"}
+    names = {*re.findall(r"\b[a-z]\w*\b", QUERIED)} - shared
+    layers = "", "x"
+    for block in range(BLOCKS):
+        own = re.sub(r"\b[a-z]\w*\b", lambda m, b=block: f"{m[0]}{b}" if m[0] in names else m[0], QUERIED)
+        layers = layers[0] + re.sub(r"\bx\b", layers[1], own), f"s{block}"
+    model = onnx.parser.parse_model(text.replace("LAYERS", layers[0]).replace("LAST", layers[1]))
+    few = pairs * BROAD // HEADS
+    shapes = {
+        "table": (2 * BROAD, BROAD),
+        "gain": (BROAD,),
+        "q_W": (BROAD, BROAD),
+        "k_W": (BROAD, few),
+        "v_W": (BROAD, few),
+    }
+    shapes |= {"o_W": (BROAD, BROAD), "up_W": (BROAD, 3 * BROAD), "down_W": (3 * BROAD, BROAD)}
+    rng = np.random.default_rng(0)
+    each = {f"{n}{b}": shape for b in range(BLOCKS) for n, shape in shapes.items() if n != "table"}
+    for name, shape in ({"table": shapes["table"]} | each).items():
+        drawn = rng.normal(scale=0.1, size=shape)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(drawn, name))
+    step = build_training_graph(model, loss="loss", optimizer=DESCENT, parameters=EVERYTHING)
+
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x4", "tensor=4", "global")
+
+    axes = {
+        f"{n}{b}": a
+        for n, a in zip(("q_W", "o_W", "up_W", "down_W"), (1, 0) * 2, strict=True)
+        for b in range(BLOCKS)
+    }
+    assert axes.items() <= split_axes(compiled).items()
+    # Looked-up rows, two forward and two back.
+    sums = [sent for kind, sent in messages(compiled).elements() if kind == "all_reduce"]
+    activations = 8 * WORDS * BROAD * 8
+    assert sum(sent >= activations for sent in sums) == 4 * BLOCKS + 1
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))

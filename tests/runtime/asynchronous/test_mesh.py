@@ -8,7 +8,7 @@ import zmq
 
 from partc.runtime.asynchronous.endpoints import find
 from partc.runtime.asynchronous.job import SessionJob
-from partc.runtime.asynchronous.mesh import Mesh, limit_of_messages
+from partc.runtime.asynchronous.mesh import PeerSockets, limit_of_messages
 from partc.runtime.asynchronous.messages import Begin, Grant, Piece, SessionMessage, encode_message
 from partc.runtime.errors import BadPlan, RankFailed
 from partc.runtime.transports.locked_sockets import KEY_FILE, own_key, read_key
@@ -22,17 +22,17 @@ def endpoints(tmp_path: Path) -> dict[str, str]:
     return {"server-1": f"ipc://{tmp_path}/1"}
 
 
-def mesh(name: str, endpoints: dict[str, str], folder: Path) -> Mesh:
-    return Mesh(name, SessionJob(endpoints, LIMIT, steps=(0,), places={}), folder, deadline_s=0.2)
+def mesh(name: str, endpoints: dict[str, str], folder: Path) -> PeerSockets:
+    return PeerSockets(name, SessionJob(endpoints, LIMIT, steps=(0,), places={}), folder, deadline_s=0.2)
 
 
 @pytest.fixture
-def server(endpoints: dict[str, str], tmp_path: Path) -> Iterator[Mesh]:
+def server(endpoints: dict[str, str], tmp_path: Path) -> Iterator[PeerSockets]:
     with closing(mesh("server-1", endpoints, tmp_path)) as opened:
         yield opened
 
 
-def heard(opened: Mesh, messages: int, tries: int = 100) -> list[tuple[SessionMessage, list[bytes]]]:
+def heard(opened: PeerSockets, messages: int, tries: int = 100) -> list[tuple[SessionMessage, list[bytes]]]:
     received: list[tuple[SessionMessage, list[bytes]]] = []
     for _ in range(tries):
         received += [
@@ -44,7 +44,7 @@ def heard(opened: Mesh, messages: int, tries: int = 100) -> list[tuple[SessionMe
 
 
 def test_messages_come_in_order_with_their_values_and_are_answered_by_name(
-    endpoints: dict[str, str], server: Mesh, tmp_path: Path
+    endpoints: dict[str, str], server: PeerSockets, tmp_path: Path
 ) -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3).T
     with closing(mesh("worker-0", endpoints, tmp_path)) as worker:
@@ -56,7 +56,7 @@ def test_messages_come_in_order_with_their_values_and_are_answered_by_name(
         assert heard(worker, 1) == [(Grant(5), [])]
 
 
-def test_what_is_longer_than_the_plan_allows_is_not_sent(server: Mesh) -> None:
+def test_what_is_longer_than_the_plan_allows_is_not_sent(server: PeerSockets) -> None:
     with pytest.raises(
         BadPlan, match=r"of 1008 bytes is to travel, 1000 are the most\n  at:  a message to w"
     ):
@@ -64,7 +64,7 @@ def test_what_is_longer_than_the_plan_allows_is_not_sent(server: Mesh) -> None:
 
 
 def test_what_is_longer_is_not_heard_either_and_others_are(
-    endpoints: dict[str, str], server: Mesh, tmp_path: Path
+    endpoints: dict[str, str], server: PeerSockets, tmp_path: Path
 ) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
@@ -76,7 +76,7 @@ def test_what_is_longer_is_not_heard_either_and_others_are(
             assert heard(server, 1) == [(Begin(0, 1), [])]
 
 
-def test_a_message_to_nobody_is_dropped(server: Mesh) -> None:
+def test_a_message_to_nobody_is_dropped(server: PeerSockets) -> None:
     server.post("worker-9", Grant(1))
 
     assert heard(server, 0) == []
@@ -115,7 +115,7 @@ def test_a_server_elsewhere_is_deaf_to_strangers(tmp_path: Path) -> None:
 
 
 def test_a_name_that_the_job_does_not_have_is_not_heard(
-    server: Mesh, endpoints: dict[str, str], tmp_path: Path
+    server: PeerSockets, endpoints: dict[str, str], tmp_path: Path
 ) -> None:
     with closing(mesh("worker-1", endpoints, tmp_path)) as stranger:
         stranger.post("server-1", Begin(0, 1))

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partc.runtime.asynchronous.in_process import Saved, SessionsResult, train_sessions_in_process
+from partc.runtime.asynchronous.in_process import SavedVariables, SessionsResult, train_sessions_in_process
 from partc.runtime.asynchronous.session import plan_of_data, with_one_worker
 from partc.runtime.data.step_draws import draw_total
 from partc.runtime.plan.plan_folder import PlanFolder
@@ -144,7 +144,7 @@ def assert_pushes_are_whole(
 ) -> None:
     """Whatever servers hold, then and at each checkpoint, is all of some pushes, the same on all servers."""
     assert {server.pushes for server in result.staleness.values()} == {sum(result.steps)}
-    for saved in (*result.saved, Saved(result.steps, result.variables)):
+    for saved in (*result.saved, SavedVariables(result.steps, result.variables)):
         for name, value in train_steps(folder, batches, saved.steps).items():
             what = f"{name} after {saved.steps} of seed {seed}"
             np.testing.assert_array_equal(saved.variables[name], value, err_msg=what)

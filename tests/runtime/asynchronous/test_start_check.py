@@ -10,7 +10,7 @@ from msgspec import structs
 from partc.runtime.asynchronous import start_check
 from partc.runtime.asynchronous.job import ProcessPlace, SessionJob, write_session_job
 from partc.runtime.asynchronous.start_check import await_start, give_up
-from partc.runtime.engines.host_check import Found, found_by
+from partc.runtime.engines.host_check import HostFindings, found_by
 from partc.runtime.errors import HostLacks, RankFailed
 from partc.runtime.jobs.job import Job, write_job
 from partc.runtime.jobs.runner import Runner
@@ -52,7 +52,7 @@ def test_the_first_server_tells_all_that_is_lacking(
 ) -> None:
     """The second host has another onnxruntime, a file of the plan is gone, and a checkpoint has no room."""
 
-    def other(name: str) -> Found:
+    def other(name: str) -> HostFindings:
         found = found_by(name)
         mine = found.versions | ({"onnxruntime": "9.9"} if name == "worker-1" else {})
         return structs.replace(found, versions=mine)

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from partc.runtime.engines.host_check import (
     PACKAGES,
-    Found,
+    HostFindings,
     Lack,
     available_bytes,
     check_shared_memory,
@@ -28,9 +28,9 @@ from tests.builders.plans.linear_plans import LINEAR_W, linear_all_reduce
 VERSIONS = dict.fromkeys(PACKAGES, "1.0")
 
 
-def found(rank: int, **changes: object) -> Found:
+def found(rank: int, **changes: object) -> HostFindings:
     host = f"h{rank}"
-    whole = Found(f"rank {rank}", f"node{rank}", host, f"{host}/cpu0", "abc", VERSIONS, ())
+    whole = HostFindings(f"rank {rank}", f"node{rank}", host, f"{host}/cpu0", "abc", VERSIONS, ())
     return structs.replace(whole, **changes)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadPlan
-from partc.runtime.execution.device import Device, Sessions
+from partc.runtime.execution.device import ExecutionDevice, Sessions
 from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
 from partc.runtime.plan.plan_folder import PlanFolder
@@ -40,7 +40,7 @@ def executor(folder: Path, rows: int, one: Rank, *more: Store) -> Executor:
         slices=(Slice("kept", "bucket", 1, (rows, 2)),),
     )
     plan_folder = PlanFolder(plan, folder)
-    environment = Environment(plan, one, Device(one.kind, 0, 1), InitialValues(plan_folder))
+    environment = Environment(plan, one, ExecutionDevice(one.kind, 0, 1), InitialValues(plan_folder))
     return Executor(plan, one, environment, Sessions(plan_folder), InMemoryTransport(Board()))
 
 
@@ -104,7 +104,7 @@ def test_a_slice_beyond_its_buffer_is_refused(tmp_path: Path) -> None:
         Environment(
             lone,
             rank(0, ("worker",), 0, {}).rank,
-            Device("cpu", 0, 1),
+            ExecutionDevice("cpu", 0, 1),
             InitialValues(PlanFolder(lone, tmp_path)),
         )
 
@@ -114,14 +114,14 @@ def test_a_broken_segment_is_refused(tmp_path: Path) -> None:
     sessions = Sessions(PlanFolder(plan_of([], []), tmp_path))
 
     with pytest.raises(BadPlan, match="refuses a segment"):
-        sessions.session(Run("worker", "bad.onnx", (), ()), Device("cpu", 0, 1))
+        sessions.session(Run("worker", "bad.onnx", (), ()), ExecutionDevice("cpu", 0, 1))
 
 
 SHARED_ARENA = """
 import sys
 from pathlib import Path
 import numpy as np
-from partc.runtime.execution.device import Device, Sessions
+from partc.runtime.execution.device import ExecutionDevice, Sessions
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Run
 from tests.builders.plans.hand_made_plans import plan_of
@@ -129,7 +129,7 @@ from tests.checks.peak_memory import peak_bytes
 
 sessions = Sessions(PlanFolder(plan_of([], []), Path(sys.argv[1])))
 for segment in ("one.onnx", "two.onnx"):
-    session = sessions.session(Run("worker", segment, (), ()), Device("cpu", 0, 1))
+    session = sessions.session(Run("worker", segment, (), ()), ExecutionDevice("cpu", 0, 1))
     session.run(None, {"x": np.ones(1, np.float32)})
     print(peak_bytes())
 """

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 
 from partc.runtime.data.initial import InitialValues
-from partc.runtime.execution.device import Device, Sessions
+from partc.runtime.execution.device import ExecutionDevice, Sessions
 from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
 from partc.runtime.execution.in_process import train_in_process
@@ -56,7 +56,7 @@ def test_a_watched_executor_computes_the_same_and_notes_every_instruction(tmp_pa
     (rank,) = folder.plan.ranks
     transport = InMemoryTransport(Board())
     recorder = Recorder(2, transport.traffic)
-    environment = Environment(folder.plan, rank, Device("cpu", 0, 1), InitialValues(folder, None))
+    environment = Environment(folder.plan, rank, ExecutionDevice("cpu", 0, 1), InitialValues(folder, None))
     executor = Executor(folder.plan, rank, environment, Sessions(folder), transport, recorder.watch)
 
     for batch in batches:

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from partc.runtime.supervision.messages import Beat, Ended, Failure, Position
+from partc.runtime.supervision.messages import Beat, Ended, MemberFailure, Position
 from partc.runtime.supervision.roster import Limits, Roster
 
 LIMITS = Limits(hung_s=5, quiet_s=5, silent_s=10, deaf_s=10, gone_s=1, stuck_s=60)
@@ -23,12 +23,12 @@ def beat(step: int = 1, at: str = "a.onnx", awaits: bool = False, still_s: float
     return Beat(7, 6, "here", Position(step, at, awaits, "cpu0"), still_s)
 
 
-def ended(code: int, time_s: float = 0.0, failure: Failure | None = None, by_keeper: str = "") -> Ended:
+def ended(code: int, time_s: float = 0.0, failure: MemberFailure | None = None, by_keeper: str = "") -> Ended:
     return Ended(code, time_s, Position(3, "a.onnx", False, "cpu0"), 10**9, failure, by_keeper)
 
 
-def failure(what: str, is_echo: bool = False) -> Failure:
-    return Failure(1.0, "RankFailed", what, "there", "do", is_echo)
+def failure(what: str, is_echo: bool = False) -> MemberFailure:
+    return MemberFailure(1.0, "RankFailed", what, "there", "do", is_echo)
 
 
 def pass_seconds(made: Roster, seconds: int, since_s: float = 100.0) -> None:

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import zmq
 
-from partc.runtime.supervision.keeping import MEETING_FILE
-from partc.runtime.supervision.messages import Beat, Meeting, Position
+from partc.runtime.supervision.keeping import RENDEZVOUS_FILE
+from partc.runtime.supervision.messages import Beat, Position, Rendezvous
 from partc.runtime.supervision.supervisor import Supervisor
 
 RUNS = "import time\nwhile True: time.sleep(0.01)"
@@ -57,9 +57,9 @@ def test_a_keeper_that_runs_is_not_lost_and_one_that_is_stopped_is(
 @contextmanager
 def told_once(folder: Path, beat: Beat) -> Iterator[None]:
     """Say once that a keeper is there, and stay connected."""
-    meeting = msgspec.json.decode((folder / MEETING_FILE).read_bytes(), type=Meeting)
+    rendezvous = msgspec.json.decode((folder / RENDEZVOUS_FILE).read_bytes(), type=Rendezvous)
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.set(zmq.ROUTING_ID, b"one")
-        dealer.connect(meeting.endpoints["one"])
+        dealer.connect(rendezvous.endpoints["one"])
         dealer.send(msgspec.msgpack.encode(beat))
         yield

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadPlan
-from partc.runtime.execution.device import Device
+from partc.runtime.execution.device import ExecutionDevice
 from partc.runtime.execution.environment import Environment
 from partc.runtime.plan.moves import find_moves
 from partc.runtime.plan.plan_folder import PlanFolder
@@ -34,7 +34,7 @@ RANKS = PLAN.ranks
 def environments(tmp_path: Path) -> list[Environment]:
     """Rank r's x and y hold 10 (r + 1) + 0..3."""
     made = [
-        Environment(PLAN, one, Device("cpu", 0, 1), InitialValues(PlanFolder(PLAN, tmp_path)))
+        Environment(PLAN, one, ExecutionDevice("cpu", 0, 1), InitialValues(PlanFolder(PLAN, tmp_path)))
         for one in RANKS
     ]
     for index, environment in enumerate(made):

@@ -241,6 +241,26 @@ def test_numbers_that_a_torchscript_module_holds_are_asked_for() -> None:
     assert verdict(model, "W") == "trained"
 
 
+def test_a_bias_of_one_entry_is_trained_wherever_it_comes_from() -> None:
+    model = stored_model(
+        "net (float[3,4] x) => (float[3,1] y) { y = Gemm (x, V, b) }", {"V": normal(4, 1), "b": normal(1)}
+    )
+    model.producer_name = "pytorch"
+
+    assert verdict(model, "b") == "trained"
+
+
+@pytest.mark.parametrize("added", ["e = Gather (E, same)", "f = Unsqueeze (E, first) e = Expand (f, batch)"])
+def test_what_an_unoptimised_export_repeats_for_every_sample_is_trained(added: str) -> None:
+    """A table of token types read by zeros, a class token."""
+    text = f"net (float[3,4] x) => (float[3,4] y) {{ h = MatMul (x, W) {added} y = Add (h, e) }}"
+    rows = normal(2, 4) if "Gather" in added else normal(4)
+    constants = {"same": [0, 0, 0], "first": [0], "batch": [3, 4]}
+    values = {"W": W, "E": rows, **{name: np.array(value) for name, value in constants.items()}}
+
+    assert verdict(stored_model(text, values), "E") == "trained"
+
+
 # ---------------------------------------------------------------- refusals, options, what is told
 
 

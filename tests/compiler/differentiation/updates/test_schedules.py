@@ -11,7 +11,7 @@ from partc.compiler.differentiation.updates.schedules import (
     ConstantRate,
     CosineDecay,
     ExponentialDecay,
-    Schedule,
+    LearningRateSchedule,
     StepDecay,
     Warmup,
 )
@@ -107,7 +107,7 @@ def test_schedules_that_mean_nothing_are_refused(make, at: str) -> None:
 
 
 def test_a_fed_rate_follows_no_schedule() -> None:
-    schedule: Schedule = CosineDecay(5)
+    schedule: LearningRateSchedule = CosineDecay(5)
     with pytest.raises(BadUsage) as error:
         step_of(LINEAR, SGD("fed"), update=UpdateOptions(schedule=schedule))
 

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.report.choices.describe_mesh import describe_mesh
+from partc.models.catalogue import build_model
 from tests.builders.graphs.attention_block import attention_step
 from tests.builders.plans.compiled_steps import compile_step
 
@@ -33,3 +35,19 @@ def test_replicas_that_keep_everything_are_no_mesh(tmp_path: Path) -> None:
     compiled = compile_step(training, tmp_path / "out", "1x2", "allreduce", "global")
 
     assert describe_mesh(compiled.compilation) is None
+
+
+def test_parts_that_are_alike_in_several_stages_share_a_line(tmp_path: Path) -> None:
+    forward = build_model("mlp", sizes=(16, 16, 16, 16, 16), batch=8)
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
+    compiled = compile_step(
+        import_training_graph(step), tmp_path / "out", "1x4", "pipeline=2,tensor=2,microbatches=2", "global"
+    )
+
+    mesh = describe_mesh(compiled.compilation)
+
+    assert mesh is not None and mesh.parted
+    told = [(row.shape, row.split, row.part) for row in mesh.parted]
+    assert len(set(told)) == len(told)
+    stages = {held.variable: rank.sites for rank in compiled.plan.ranks for held in rank.held}
+    assert any(len({stages[name] for name in row.names}) > 1 for row in mesh.parted)

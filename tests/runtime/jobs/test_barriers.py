@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from partc.runtime.jobs.barriers import _straggler
 from partc.runtime.jobs.job import Notice, Progress, Straggler
-from partc.runtime.jobs.meetings import _straggler
 from partc.runtime.jobs.runner import Runner
 from tests.builders.plans.linear_plans import linear_all_reduce
 

@@ -1,9 +1,9 @@
 """When ranks agree on what to do after a step: rarely enough that it costs nothing.
 
 A signal reaches some ranks in some step, and time passes on the first rank's clock; but all ranks must save,
-or stop, after the same step. So they meet after a step that they agreed on at the last meeting: one small
-AllReduce, every half second or so, and every tenth step at least. There they also learn who keeps the others
-waiting: whoever waited least itself.
+or stop, after the same step. So they have a barrier after a step that they agreed on at the last one: one
+small AllReduce, every half second or so, and every tenth step at least. There they also learn who keeps the
+others waiting: whoever waited least itself.
 """
 
 import signal
@@ -17,7 +17,7 @@ from mpi4py import MPI
 from partc.runtime.jobs.job import Straggler
 
 EVERY_S = 0.5
-STEPS_APART = 10  # at most: a straggler is known within two meetings
+STEPS_APART = 10  # at most: a straggler is known within two barriers
 UNEQUAL_WAITING = 0.2  # of the time
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -39,15 +39,15 @@ _MILLE = 1_000
 _RANKS = 1 << 32
 
 
-class Meetings:
-    """One rank's part in meetings."""
+class Barriers:
+    """One rank's part in the barriers of a job."""
 
     def __init__(self, world: MPI.Intracomm, complete: Complete) -> None:
         self._world = world
         self._complete = complete
         self._next = 1
-        self._met_s = time.monotonic()
-        self._met_after = 0
+        self._last_s = time.monotonic()
+        self._last_step = 0
         self._waited_s = 0.0
         self.is_asked_to_stop = False
 
@@ -80,17 +80,17 @@ class Meetings:
         return Agreement(stops > 0, saves > 0, _straggler(most, _MILLE - worked // _RANKS, worked % _RANKS))
 
     def _share_waited(self, waited_s: float) -> int:
-        """Return how much of the time since the last meeting this rank waited, in thousandths."""
-        passed_s = max(time.monotonic() - self._met_s, 1e-9)
+        """Return how much of the time since the last barrier this rank waited, in thousandths."""
+        passed_s = max(time.monotonic() - self._last_s, 1e-9)
         share = (waited_s - self._waited_s) / passed_s
         self._waited_s = waited_s
         return min(_MILLE, max(0, round(share * _MILLE)))
 
     def _steps_apart(self, step: int) -> int:
-        """Return how many steps take EVERY_S, as many as took the time since the last meeting."""
+        """Return how many steps take EVERY_S, as many as took the time since the last barrier."""
         now_s = time.monotonic()
-        step_s = (now_s - self._met_s) / max(1, step - self._met_after)
-        self._met_s, self._met_after = now_s, step
+        step_s = (now_s - self._last_s) / max(1, step - self._last_step)
+        self._last_s, self._last_step = now_s, step
         return min(STEPS_APART, max(1, int(EVERY_S / max(step_s, 1e-9))))
 
     def _hear(self, number: int, frame: object) -> None:

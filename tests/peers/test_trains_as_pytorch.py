@@ -1,0 +1,192 @@
+"""Exports as people make them, under named strategies: losses and parameters of PyTorch's own steps.
+
+Parameters are those that modules begin with: zero biases and equal scales, which both exporters merge or
+drop, and tied tables, which they store twice.
+"""
+
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.importing.import_training import import_training_graph
+from partc.runtime.execution.in_process import train_in_process
+from tests.builders.plans.compiled_steps import compile_step
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.peers
+
+from torch.nn import functional  # noqa: E402
+
+from tests.peers.test_named_strategies import bert, t5  # noqa: E402
+
+SAMPLES, TOKENS, WORDS, CLASSES, STEPS, RATE = 8, 6, 50, 5, 3, 0.2
+RTOL, ROUNDING = 1e-4, 1e-6  # of a loss; of a parameter, beside 1e-3 of its largest change
+
+
+class Convolutions(torch.nn.Module):
+    """Down by strides and pooling, up by a transposed convolution, joined, classified; its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Conv2d(3, 8, 3, 1, 1), torch.nn.Conv2d(8, 16, 3, 2, 1)
+        self.norm, self.up = torch.nn.GroupNorm(4, 16), torch.nn.ConvTranspose2d(16, 8, 4, 2, 1)
+        self.out = torch.nn.Linear(16 * 4 * 4, CLASSES)
+        for layer in (self.one, self.two, self.up, self.out):
+            torch.nn.init.zeros_(layer.bias)
+
+    def forward(self, images: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+        one = torch.relu(self.one(images))
+        two = torch.relu(self.norm(self.two(one)))
+        joined = torch.cat([one, self.up(two)], 1)
+        pooled = functional.avg_pool2d(functional.max_pool2d(joined, 2), 2)
+        return functional.cross_entropy(self.out(pooled.flatten(1)), labels)
+
+
+class Recurrence(torch.nn.Module):
+    """An encoder of torch.nn's copied layers behind an LSTM, and a decoder tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(WORDS, 16)
+        self.lstm = torch.nn.LSTM(16, 16, batch_first=True)
+        layer = torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = torch.nn.Linear(16, WORDS)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, words: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+        hidden = self.encoder(self.lstm(self.embedding(words))[0])
+        return functional.cross_entropy(self.out(hidden).flatten(0, 1), labels.flatten())
+
+
+MODELS: dict[str, Callable[[], "torch.nn.Module"]] = {
+    "bert": bert,
+    "t5": t5,
+    "convolutions": Convolutions,
+    "recurrence": Recurrence,
+}
+EXPORTS: dict[str, dict[str, object]] = {
+    "dynamo": {"dynamo": True, "verbose": False},
+    "dynamo, raw": {"dynamo": True, "optimize": False, "verbose": False},
+    "torchscript": {"dynamo": False},
+    "torchscript, raw": {
+        "dynamo": False, "do_constant_folding": False, "training": torch.onnx.TrainingMode.PRESERVE,
+    },
+}  # fmt: skip
+NAMES = {
+    "tensor=2": "1x2",
+    "tensor=4": "1x4",
+    "fsdp": "2x2",
+    "pipeline=2,microbatches=2": "1x2",
+    "layerwise": "2x2",
+    "replicas=2": "2x2",
+    "allreduce": "2x2",
+    "ps": "2x2",
+    "hybrid": "2x2",
+    "spatial=2": "1x2",
+}
+# In make test-peers; the others are marked long.
+SAMPLED = {
+    ("bert", "torchscript", "tensor=2"),
+    ("t5", "dynamo, raw", "fsdp"),
+    ("convolutions", "torchscript", "spatial=2"),
+    ("recurrence", "torchscript", "pipeline=2,microbatches=2"),
+    ("recurrence", "dynamo", "ps"),
+}
+# Exports that fold rows of a table to what is repeated for every sample or pair: which is asked about.
+ASKED = {("t5", "dynamo"), ("bert", "dynamo")}
+CASES = [
+    pytest.param(*case, marks=() if case in SAMPLED else pytest.mark.long)
+    for case in ((m, e, n) for m in MODELS for e in EXPORTS for n in NAMES)
+    if (case[0] == "convolutions") >= (case[2] == "spatial=2")
+    if case[:2] not in ASKED
+]
+
+
+def module_of(name: str) -> "torch.nn.Module":
+    torch.manual_seed(0)
+    return MODELS[name]().eval()
+
+
+def data(name: str) -> dict[str, "torch.Tensor"]:
+    generator = torch.Generator().manual_seed(0)
+    if name == "convolutions":
+        labels = torch.randint(0, CLASSES, (SAMPLES,), generator=generator)
+        return {"images": torch.randn(SAMPLES, 3, 16, 16, generator=generator), "labels": labels}
+    names = ("input_ids", "decoder_input_ids", "labels") if name == "t5" else ("input_ids", "labels")
+    return {n: torch.randint(1, WORDS, (SAMPLES, TOKENS), generator=generator) for n in names}
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Keep PyTorch from one fused operator for a whole encoder layer, which TorchScript does not export."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+@cache
+def training_step(name: str, exporter: str) -> bytes:
+    inputs, options = data(name), EXPORTS[exporter]
+    names = {"input_names": list(inputs), "output_names": ["loss"]}
+    with plain_attention():
+        if options["dynamo"]:
+            forward = torch.onnx.export(
+                module_of(name), tuple(inputs.values()), **names, **options
+            ).model_proto
+        else:
+            file = io.BytesIO()
+            torch.onnx.export(module_of(name), tuple(inputs.values()), file, **names, **options)
+            forward = onnx.load_model_from_string(file.getvalue())
+    return build_training_graph(forward, loss="loss", optimizer=SGD(lr=RATE)).SerializeToString()
+
+
+@cache
+def steps_of_pytorch(name: str) -> tuple[list[float], dict[str, np.ndarray], dict[str, float]]:
+    """Return the losses, the parameters after all steps, and the largest change of each."""
+    module = module_of(name)
+    start = {key: value.detach().clone() for key, value in module.named_parameters()}
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = module(*data(name).values())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    after = {key: value.detach() for key, value in module.named_parameters()}
+    changes = {key: float((value - start[key]).abs().max()) for key, value in after.items()}
+    return losses, {key: value.numpy() for key, value in after.items()}, changes
+
+
+@pytest.mark.parametrize(("name", "exporter", "strategy"), CASES)
+def test_steps_are_pytorchs(name: str, exporter: str, strategy: str, tmp_path: Path) -> None:
+    expected, after, changes = steps_of_pytorch(name)
+    training = import_training_graph(onnx.load_model_from_string(training_step(name, exporter)))
+    compiled = compile_step(training, tmp_path / "out", NAMES[strategy], strategy, "global")
+    batch = {key: value.numpy() for key, value in data(name).items()}
+
+    result = train_in_process(compiled.folder, [batch] * STEPS)
+
+    np.testing.assert_allclose([float(out["loss"]) for out in result.outputs], expected, rtol=RTOL)
+    named = [
+        key for key, value in after.items() if result.variables.get(key, np.zeros(0)).shape == value.shape
+    ]
+    assert len(named) > len(after) / 3  # others have names of the exporter's: the losses tell of them
+    for key in named:
+        np.testing.assert_allclose(
+            result.variables[key], after[key], rtol=0, atol=1e-3 * changes[key] + ROUNDING, err_msg=key
+        )
