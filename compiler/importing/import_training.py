@@ -40,6 +40,7 @@ from partc.compiler.importing.import_variables import (
 from partc.compiler.importing.lower_gradient_ops import lower_gradient_ops
 from partc.compiler.importing.lower_optimizer_ops import PREVIEW_DOMAIN, lower_optimizer_ops
 from partc.compiler.importing.merge_opsets import merge_opsets
+from partc.compiler.importing.name_nodes import name_nodes, name_outputs
 from partc.compiler.importing.ort_training.import_artifacts import is_artifacts, read_artifacts
 from partc.compiler.importing.ort_training.lower_nodes import (
     KNOWN_OPS,
@@ -59,7 +60,6 @@ from partc.compiler.options import GraphOptions
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.infer_shapes import infer_shapes
-from partc.passes.graph.operation_builder import OperationBuilder
 from partc.passes.graph.simplify import expand_casts, simplify
 from partc.passes.graph.training_graph import IR_VERSION, Gradient, InitialValue, TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients
@@ -120,7 +120,7 @@ def read_training_graph(
     if not needs_initial:
         initials = dict.fromkeys(bindings.state, Constant(0.0)) | initials
     _drop_initials(model, bindings)
-    _name_nodes(model.graph)
+    name_nodes(model.graph)
     if has_own:
         model, bindings = _lower_own_ops(model, bindings)
     model, bindings = _lower_training_ops(model, bindings)
@@ -132,10 +132,10 @@ def read_training_graph(
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             load_external_data_for_tensor(tensor, str(folder))
     declare_loop_outputs(model.graph)
-    _name_outputs(model.graph)
+    name_outputs(model.graph)
     model = _upgrade(model)
     outline_bodies(model)
-    _name_nodes(model.graph)  # the converter's nodes have none
+    name_nodes(model.graph)  # the converter's nodes have none
     graph = _graph_of(model)
     training = _training_graph(graph, bindings, initials, drawn)
     training.functions, training.source = list(model.functions), source_bytes
@@ -209,26 +209,6 @@ def _drop_initials(model: onnx.ModelProto, bindings: Bindings) -> None:
     del graph.initializer[:], graph.input[:], model.training_info[:]
     graph.initializer.extend(initializers)
     graph.input.extend(inputs)
-
-
-def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Give every node a name of its own."""
-    used_names: set[str] = set()
-    for index, node in enumerate(graph.node):
-        if not node.name or node.name in used_names:
-            node.name = f"{node.op_type}_{index}"
-        while node.name in used_names:
-            node.name += "_"
-        used_names.add(node.name)
-
-
-def _name_outputs(graph: onnx.GraphProto) -> None:
-    """Name the outputs that nodes leave out, so that no input that is left out seems to read one."""
-    names = OperationBuilder(name for node in graph.node for name in (*node.input, *node.output))
-    for node in graph.node:
-        while len(node.output) > 1 and not node.output[-1]:
-            node.output.pop()
-        node.output[:] = [name or names.fresh(f"{node.name}.left_out") for name in node.output]
 
 
 def _set_own_ops_apart(model: onnx.ModelProto) -> onnx.ModelProto:

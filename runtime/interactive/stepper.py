@@ -144,33 +144,24 @@ class Stepper:
         self._is_closed = False
         self._daemons = threading.Thread(target=self._watch, daemon=True)
         self._at_the_end = ExitStack()
+        job = Job(
+            plan_folder=str(folder.path.resolve()),
+            steps=0,
+            data=data,
+            seed=self.begun.seed,
+            sizes=dict(sizes or {}),
+            stop_when_diverged=stop_when_diverged,
+            has_initial=initial is not None,
+            deadline_s=timeout_s,
+            traced_steps=traced_steps,
+            first_step=self.begun.step,
+            first_batch=self.begun.batches,
+            data_name=data,
+            resumed_from="" if self.begun.checkpoint is None else str(self.begun.checkpoint.resolve()),
+            checkpoints=checkpoints,
+        )
         try:
-            self._job_folder = self._at_the_end.enter_context(job_folder(folder.path))
-            self._machines = machines_of(folder.path) if addresses is None else Machines.at(addresses)
-            places = {rank.host: self._machines.of(rank.host).address for rank in self.plan.ranks}
-            self._ranks = StepperEnd(places, self._job_folder)
-            self._at_the_end.callback(self._end_daemons)
-            job = Job(
-                plan_folder=str(folder.path.resolve()),
-                steps=0,
-                data=data,
-                seed=self.begun.seed,
-                sizes=dict(sizes or {}),
-                stop_when_diverged=stop_when_diverged,
-                has_initial=initial is not None,
-                deadline_s=timeout_s,
-                traced_steps=traced_steps,
-                first_step=self.begun.step,
-                first_batch=self.begun.batches,
-                data_name=data,
-                resumed_from="" if self.begun.checkpoint is None else str(self.begun.checkpoint.resolve()),
-                checkpoints=checkpoints,
-            )
-            write_job(self._job_folder, job, initial)
-            write_record(self._job_folder / CHANNEL_FILE, self._ranks.channel)
-            self._daemons.start()
-            atexit.register(self.close)
-            self._await_all(Ready)
+            self._begin_daemons(job, initial, addresses)
         except BaseException:
             self.close()
             raise
@@ -222,6 +213,20 @@ class Stepper:
         self._at_the_end.close()
         if isinstance(self._error, NotSaved):
             raise self._error
+
+    def _begin_daemons(
+        self, job: Job, initial: Mapping[str, Array] | None, addresses: Mapping[str, str] | None
+    ) -> None:
+        self._job_folder = self._at_the_end.enter_context(job_folder(self._path))
+        self._machines = machines_of(self._path) if addresses is None else Machines.at(addresses)
+        places = {rank.host: self._machines.of(rank.host).address for rank in self.plan.ranks}
+        self._ranks = StepperEnd(places, self._job_folder)
+        self._at_the_end.callback(self._end_daemons)
+        write_job(self._job_folder, job, initial)
+        write_record(self._job_folder / CHANNEL_FILE, self._ranks.channel)
+        self._daemons.start()
+        atexit.register(self.close)
+        self._await_all(Ready)
 
     def _end_daemons(self) -> None:
         if self._daemons.is_alive():
