@@ -175,12 +175,16 @@ def expand_split_operators(compilation: Compilation) -> None:
         return
     analysis = compilation.analysis
     while found := find_split_ops(analysis, configure(analysis, strategy)):
-        if compilation.analyse_own is not None:
-            compilation.analyse_own(compilation)
-            analysis, compilation.analyse_own = compilation.analysis, None
+        if compilation.shares_graph:
+            training = compilation.training
+            compilation.training, compilation.shares_graph = (
+                replace(training, graph=training.graph.copy()),
+                False,
+            )
         expanded = expand(compilation.training, found, analysis.facts)
         compilation.is_expanded = True
-        compilation.main |= {name for node in expanded if node in analysis.main for name in expanded[node]}
+        written = {name for node in expanded if node in analysis.main for name in expanded[node]}
+        compilation.main = compilation.main | written
         infer_tensors(compilation)
         find_servable_variables(compilation)
         analysis = compilation.analysis
