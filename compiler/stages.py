@@ -222,7 +222,10 @@ def choose_synchronisation(compilation: Compilation) -> None:
         compilation.analysis, compilation.facts, compilation.machines, compilation.options
     )
     partitions = compilation.partitions.chosen if compilation.partitions else None
-    strategy, compilation.costs = _choose(compilation, partitions, compilation.price)
+    try:
+        strategy, compilation.costs = _choose(compilation, partitions, compilation.price)
+    finally:
+        compilation.price.end()
     compilation.strategy = compilation.options.complete(strategy)
     compilation.compared = compilation.costs.tried
     for choice in compilation.costs.choices:

@@ -23,9 +23,9 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.importing.read_annotations import has_annotations, strategy_of_annotations
 from partc.compiler.options import Options
 from partc.compiler.pipeline import CHOICE, ROW_ESTIMATE, PipelinePhase, run
+from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.planning.stopwatch import paused_collection
-from partc.compiler.search.ahead import Ahead, may_fork
 from partc.compiler.search.name_what_fits import names_by_need
 from partc.compiler.search.rank_names import NameEstimate, Promise, estimate_names, family_of, in_order
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
@@ -43,8 +43,6 @@ TRIED_NODES = 5_000
 MOST_NAMES = 16
 # Names that are estimated, likewise: of so many nodes, these many at least.
 ESTIMATED_NODES, FEWEST_ESTIMATED = 60_000, 8
-# Graphs from so many nodes on are worth a second process, which takes some 0.1 s to begin.
-FORKED_NODES = 1_000
 
 Read = Callable[[], TrainingGraph]
 Estimates = Callable[[], Sequence[NameEstimate]]
@@ -92,8 +90,9 @@ def _decide(
             run(phases[:cut], compilation)
             if not compilation.analysis.per_replica and compilation.workers > 1:
                 estimates = _begin_estimates(compilation, processes)
-            run(phases[cut:], compilation)
+            run((CHOICE,), compilation)
             if compilation.analysis.per_replica or compilation.workers == 1:
+                run(phases[cut + 1 :], compilation)
                 return compilation
             compilation.compared = _data_parallel(compilation)
         except DoesNotFit as error:
@@ -105,6 +104,7 @@ def _decide(
         raise refusal
     ways, compilation.compared = compilation.compared, (*compilation.compared, *map(_tried, named))
     if best is None or (ways and best.step_s * (1 + TIE) >= ways[0].step_s):
+        run(phases[cut + 1 :], compilation)
         return compilation
     return _take(best, compilation, price)
 
@@ -198,10 +198,6 @@ class _Estimated:
     weight_splits: tuple[tuple[WeightAxis, Mapping[str, Split]], ...]
 
 
-def _is_forked(compilation: Compilation) -> bool:
-    return len(compilation.training.graph.nodes) >= FORKED_NODES and may_fork()
-
-
 def _begin_estimates(compilation: Compilation, processes: ExitStack) -> Estimates:
     """Return what returns the estimates of names, which a second core begins to make."""
     nodes = max(1, len(compilation.training.graph.nodes))
@@ -211,7 +207,7 @@ def _begin_estimates(compilation: Compilation, processes: ExitStack) -> Estimate
     def estimate() -> _Estimated:
         return _Estimated(estimate_names(compilation, names), tuple(known.items()))
 
-    if not _is_forked(compilation):
+    if not is_worthwhile(nodes):
         return lambda: estimate().names
     ahead = processes.enter_context(Ahead(estimate, _Estimated))
 
@@ -260,7 +256,7 @@ def _price_promising(
     """
     least_s = compilation.compared[0].step_s
     choice = _Choice(in_order(estimates, least_s), _count_tried(compilation))
-    is_forked = _is_forked(compilation)
+    is_forked = is_worthwhile(len(compilation.training.graph.nodes))
     with ExitStack() as processes:
         ahead: dict[str, Ahead[_Found]] = {}
         while (name := choice.following(least_s)) is not None:

@@ -18,9 +18,12 @@ import msgspec
 Found = TypeVar("Found")
 
 
-def may_fork() -> bool:
-    """Tell whether there is a second core that a job may run on."""
-    return len(os.sched_getaffinity(0)) > 1
+FORKED_NODES = 1_000  # graphs from so many on are worth a second process, which takes some 0.1 s to begin
+
+
+def is_worthwhile(nodes: int) -> bool:
+    """Tell whether there is a second core, and a job about so many nodes takes longer than its process."""
+    return nodes >= FORKED_NODES and len(os.sched_getaffinity(0)) > 1
 
 
 class Ahead(Generic[Found]):
@@ -40,9 +43,17 @@ class Ahead(Generic[Found]):
     def result(self) -> Found:
         """Return what was found; where the process was killed, or failed, the job is done here."""
         try:
-            return msgspec.json.decode(self._here.recv_bytes(), type=self._kind)
+            found = msgspec.json.decode(self._here.recv_bytes(), type=self._kind)
         except EOFError:
-            return self._job()
+            found = self._job()
+        self.end()
+        return found
+
+    def end(self) -> None:
+        """End the process, whether it is done or not."""
+        self._process.terminate()
+        self._process.join()
+        self._here.close()
 
     def __enter__(self) -> Self:
         return self
@@ -50,9 +61,7 @@ class Ahead(Generic[Found]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
-        self._process.join()
-        self._here.close()
+        self.end()
 
 
 def _do(there: Connection, job: Callable[[], object]) -> None:
