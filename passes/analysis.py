@@ -8,6 +8,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.layouts.change_homes import NodeOrder
 from partc.passes.layouts.layouts import Split
 from partc.passes.roles.find_roles import Roles
 
@@ -38,6 +39,11 @@ class Analysis:
     def stored(self) -> frozenset[str]:
         """Return the tensors that come from variables and constants alone."""
         return find_stored(self.training)
+
+    @cached_property
+    def order(self) -> NodeOrder:
+        """Return the nodes in their order, and who reads and makes each tensor."""
+        return NodeOrder.of(self.training)
 
     def fewest_samples(self) -> int | None:
         """Return how many samples a batch has, of the data input that has fewest; None: no input has any."""
