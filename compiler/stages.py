@@ -174,11 +174,11 @@ def expand_split_operators(compilation: Compilation) -> None:
     if not isinstance(strategy, Strategy) or not strategy.has_meshes:
         return
     analysis = compilation.analysis
-    while found := find_split_ops(analysis, configure(analysis, strategy)):
+    while nodes := find_split_ops(analysis, configure(analysis, strategy)):
         if compilation.analyse_own is not None:
             compilation.analyse_own(compilation)
             analysis, compilation.analyse_own = compilation.analysis, None
-        expanded = expand(compilation.training, found, analysis.facts)
+        expanded = expand(compilation.training, nodes, analysis.facts)
         compilation.is_expanded = True
         compilation.main |= {name for node in expanded if node in analysis.main for name in expanded[node]}
         infer_tensors(compilation)

@@ -32,9 +32,9 @@ def count_parameters(model: onnx.ModelProto) -> ParameterCount:
 
 def _shape(maker: onnx.NodeProto, makers: dict[str, onnx.NodeProto]) -> tuple[int, ...]:
     """Return the shape that a draw, or a ConstantOfShape of a constant, makes."""
-    given = next((attribute.ints for attribute in maker.attribute if attribute.name == "shape"), None)
-    if given is not None:
-        return tuple(given)
+    shape = next((attribute.ints for attribute in maker.attribute if attribute.name == "shape"), None)
+    if shape is not None:
+        return tuple(shape)
     (attribute,) = makers[maker.input[0]].attribute
     if attribute.name == "value_ints":
         return tuple(attribute.ints)

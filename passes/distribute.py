@@ -109,12 +109,12 @@ def _configured(
     listed = {v for v, p in analysis.followers.items() if not strategy.variables.keys().isdisjoint({v, p})}
     graph = lay_out(analysis, strategy.parameters, configuration)
     weights = [{n: s for n, s in of_axis.items() if n not in listed} for of_axis in _divided(graph)]
-    kept = _keep(configuration, graph, analysis, weights)
-    if kept.homes != configuration.homes:
-        graph = lay_out(analysis, strategy.parameters, kept)
+    resident = _keep(configuration, graph, analysis, weights)
+    if resident.homes != configuration.homes:
+        graph = lay_out(analysis, strategy.parameters, resident)
     of_other_axes = [follow_readers(graph, a, {*listed, *of_axis}) for a, of_axis in enumerate(weights) if a]
-    followed = _keep(kept, graph, analysis, [{}, *of_other_axes])
-    return followed, graph if followed.homes == kept.homes else None
+    followed = _keep(resident, graph, analysis, [{}, *of_other_axes])
+    return followed, graph if followed.homes == resident.homes else None
 
 
 def _divide_samples(
@@ -127,24 +127,28 @@ def _divide_samples(
 
     Of what they read others may have no parts.
     """
-    asked = configuration.samples
-    if analysis.per_replica or not (asked or all_of):
+    sample_nodes = configuration.samples
+    if analysis.per_replica or not (sample_nodes or all_of):
         return configuration
     wishes = {name: dict(of_node) for name, of_node in configuration.wishes.items()}
     for number, mesh in enumerate(configuration.meshes.each):
         names = [
-            n for n in {**asked, **dict.fromkeys(all_of)} if configuration.places.nodes.get(n, 0) == number
+            n
+            for n in {**sample_nodes, **dict.fromkeys(all_of)}
+            if configuration.places.nodes.get(n, 0) == number
         ]
         if (parts := mesh.size(REPLICAS)) == 1 or not names:
             continue
         if parts not in samples:
-            _check_has_samples(analysis, parts, next((asked[n] for n in names if n in asked), "ops"))
+            _check_has_samples(
+                analysis, parts, next((sample_nodes[n] for n in names if n in sample_nodes), "ops")
+            )
             alone = lay_out(analysis, {}, data_parallel(parts))
             samples[parts] = {name: _wish_for_samples(own) for name, own in alone.decisions.items()}
         for name in names:
             wish = samples[parts].get(name, Wish(None))
             if name in all_of or wish.split is not None:
-                wishes.setdefault(name, {}).setdefault(REPLICAS, replace(wish, at=asked.get(name, "")))
+                wishes.setdefault(name, {}).setdefault(REPLICAS, replace(wish, at=sample_nodes.get(name, "")))
     return replace(configuration, wishes=wishes)
 
 
@@ -168,7 +172,7 @@ def _wish_for_samples(decision: Decision) -> Wish:
 
 def _divided(graph: LaidOutGraph) -> list[dict[str, Split]]:
     """Return by mesh axis how ops divide the parameters that they read, where they were asked to divide."""
-    found: list[dict[str, Split]] = [{} for _ in graph.meshes.each[0].grid]
+    splits: list[dict[str, Split]] = [{} for _ in graph.meshes.each[0].grid]
     for node in graph.training.graph.nodes:
         if node.name not in graph.configuration.wishes:
             continue
@@ -177,9 +181,9 @@ def _divided(graph: LaidOutGraph) -> list[dict[str, Split]]:
                 tensor.name in graph.training.gradients and graph.layout(tensor.name).site == layout.site
             )
             for axis, split in layout.splits() if is_there else ():
-                if axis < len(found) and graph.meshes.divides(layout, graph.facts.shape(tensor.name)):
-                    found[axis].setdefault(tensor.name, split)
-    return found
+                if axis < len(splits) and graph.meshes.divides(layout, graph.facts.shape(tensor.name)):
+                    splits[axis].setdefault(tensor.name, split)
+    return splits
 
 
 def _keep(

@@ -88,12 +88,12 @@ def measure_command(
     check_output_file(out)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
     with working_on("measuring"):
-        found = measure_cluster(read_any_cluster(cluster), out.resolve().parent)
-    out.write_bytes(encode_cluster(found.cluster))
-    show(found.pairs())
-    show(found.together())
-    tell(f"{len(found.lines)} pairs measured -> {out}; links to single devices keep the file's values")
-    answer(found.record(str(out)))
+        measurements = measure_cluster(read_any_cluster(cluster), out.resolve().parent)
+    out.write_bytes(encode_cluster(measurements.cluster))
+    show(measurements.pairs())
+    show(measurements.together())
+    tell(f"{len(measurements.lines)} pairs measured -> {out}; links to single devices keep the file's values")
+    answer(measurements.record(str(out)))
 
 
 def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:

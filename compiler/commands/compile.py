@@ -210,9 +210,9 @@ def _print_compared(compilation: Compilation) -> None:
         return
     taken, *others = compilation.compared
     others = sorted(others, key=lambda tried: tried.step_s)
-    told = ", ".join(f"{tried.names[0]} {seconds(tried.step_s)}" for tried in others[:MAX_COMPARED])
+    estimates = ", ".join(f"{tried.names[0]} {seconds(tried.step_s)}" for tried in others[:MAX_COMPARED])
     more = f" and {len(others) - MAX_COMPARED} more" if len(others) > MAX_COMPARED else ""
-    note(f"strategy: {taken.names[0]}, {seconds(taken.step_s)} a step; compared: {told}{more}")
+    note(f"strategy: {taken.names[0]}, {seconds(taken.step_s)} a step; compared: {estimates}{more}")
 
 
 def _print_departures(plan: Plan) -> None:

@@ -38,10 +38,10 @@ def _cores(group: Path) -> int:
 
 
 def _memory_bytes(group: Path, meminfo: Path) -> int:
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with suppress(OSError, ValueError):  # no limit reads "max"
-        found.append(int((group / "memory.max").read_text()))
+        limits.append(int((group / "memory.max").read_text()))
     with suppress(OSError):
         lines = meminfo.read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
-    return min(found)
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
+    return min(limits)

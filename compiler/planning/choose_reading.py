@@ -166,11 +166,13 @@ def _indivisible(training: TrainingGraph, sizes: Mapping[str, int], replicas: in
 
     Earlier replicas take one more where the model itself tells the input's size.
     """
-    told = {n for n, data in training.data_inputs.items() if all(isinstance(s, int) for s in data.shape)}
+    fixed_size = {
+        n for n, data in training.data_inputs.items() if all(isinstance(s, int) for s in data.shape)
+    }
     return {
         name: size
         for name, size in _batch_sizes(training, sizes).items()
-        if size % replicas and (size < replicas or name not in told)
+        if size % replicas and (size < replicas or name not in fixed_size)
     }
 
 

@@ -38,10 +38,10 @@ def find_counting_constant(training: TrainingGraph, facts: Facts, samples: int) 
     factor = 1.0
     tensor = training.graph.tensors().get(training.loss or "")
     while isinstance(tensor, gs.Variable) and tensor.inputs:
-        found = _leading_operand(tensor.inputs[0], facts)
-        if found is None:
+        operand = _leading_operand(tensor.inputs[0], facts)
+        if operand is None:
             break
-        tensor, constant = found
+        tensor, constant = operand
         factor *= constant
     count = round(1 / factor) if factor > 0 else 0
     is_count = count > 1 and count % samples == 0 and abs(factor * count - 1) < TOLERANCE

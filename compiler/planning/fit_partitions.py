@@ -46,18 +46,18 @@ def sample_partitions(
     `least`, `most`: what may be tried; no P is measured twice.
     """
     first = min(max(machines, least), most)
-    found = {first: measure_s(first)}
+    seconds = {first: measure_s(first)}
     for larger in (True, False):
         partitions = first
         while True:
             following = min(2 * partitions, most) if larger else max(partitions // 2, least)
-            if following in found:
+            if following in seconds:
                 break
-            found[following] = measure_s(following)
-            if found[following] > found[partitions] * (1 - LEAST_GAIN):
+            seconds[following] = measure_s(following)
+            if seconds[following] > seconds[partitions] * (1 - LEAST_GAIN):
                 break
             partitions = following
-    return dict(sorted(found.items()))
+    return dict(sorted(seconds.items()))
 
 
 def fit_partitions(measured_s: Mapping[int, float], servers: int = 1) -> PartitionFit:

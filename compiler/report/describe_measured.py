@@ -67,12 +67,12 @@ def _words(plan: Plan, predicted: str) -> dict[int, Words]:
 
 def _values(record: MeasuredRun, line: str, picture: TimelinePicture | None) -> Mapping[str, object]:
     steps = f"{record.first_step}{EN_DASH}{record.last_step}"
-    shown, others = record.differences[:MOST_ROWS], record.differences[MOST_ROWS:]
+    largest, others = record.differences[:MOST_ROWS], record.differences[MOST_ROWS:]
     return {
         "line": with_arrow(f"A step: {line}."),
         "steps": steps if record.first_step != record.last_step else str(record.first_step),
         "timeline": picture,
-        "rows": difference_rows(shown, SIDES),
+        "rows": difference_rows(largest, SIDES),
         "others": sum_row(f"{len(others)} more", others) if others else None,
         "total": total_row(record.predicted.step_s, record.measured.step_s),
         "has_fewer_cores": any(d.kind == "sharing" for d in record.differences),

@@ -156,19 +156,19 @@ class PipelineEstimate:
     def _gradient_bytes(self) -> Sequence[int]:
         """Return the bytes of the gradients of every place's variables."""
         analysis, line = self.pipelines.analysis, self.pipelines.line
-        found = [0] * len(line.times)
+        nbytes_of = [0] * len(line.times)
         for parameter, gradient in analysis.training.gradients.items():
             name = gradient.dense or gradient.rows
-            found[line.places.variables[parameter]] += analysis.facts.nbytes(name) if name else 0
-        return found
+            nbytes_of[line.places.variables[parameter]] += analysis.facts.nbytes(name) if name else 0
+        return nbytes_of
 
     @cached_property
     def _update_bytes(self) -> Sequence[int]:
         """Return what every place's updates read and write: of tables the rows that were read."""
         analysis, line = self.pipelines.analysis, self.pipelines.line
-        found = list(self._gradient_bytes)
+        nbytes_of = list(self._gradient_bytes)
         for name in analysis.training.variables:
             gradient = analysis.training.gradients.get(analysis.followers.get(name) or name)
             rows = gradient.rows if gradient is not None and gradient.dense is None else None
-            found[line.places.variables[name]] += 2 * analysis.facts.nbytes(rows or name)
-        return found
+            nbytes_of[line.places.variables[name]] += 2 * analysis.facts.nbytes(rows or name)
+        return nbytes_of

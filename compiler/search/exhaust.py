@@ -52,7 +52,7 @@ def exhaust(
     kinds: Kinds,
     start: State,
     go_on: Callable[[], bool] = lambda: True,
-    show: Callable[[Exhausted], None] = lambda found: None,
+    show: Callable[[Exhausted], None] = lambda best: None,
 ) -> Exhausted:
     """Return the quickest of all states, or of those that were looked at while `go_on` allowed it.
 
@@ -60,26 +60,26 @@ def exhaust(
     """
     step_s = tasks.begin(start)
     assert step_s is not None, "a start that can be"
-    found = Exhausted(start, step_s)
+    best = Exhausted(start, step_s)
     bound, alike = StepBound(tasks, kinds), AlikeStates(kinds, symmetries_of(tasks.prices))
     unknown = np.array([[len(configs) for configs in kinds.configs]], np.int16)
     waiting: list[tuple[int, States]] = [(0, unknown)]
     while waiting:
         depth, states = waiting.pop()
         if depth == len(kinds.configs):
-            if not _price(tasks, kinds, states, bound(states), found, go_on, show):
-                return found
+            if not _price(tasks, kinds, states, bound(states), best, go_on, show):
+                return best
             continue
         if not go_on():
-            return found
+            return best
         following = np.repeat(states, len(kinds.configs[depth]), axis=0)
         following[:, depth] = np.tile(np.arange(len(kinds.configs[depth])), len(states))
-        following = following[bound(following) < found.step_s]
+        following = following[bound(following) < best.step_s]
         following = following[alike.is_first(following, depth + 1)]
         pieces = [following[begin : begin + CHUNK // 32] for begin in range(0, len(following), CHUNK // 32)]
         waiting += [(depth + 1, piece) for piece in reversed(pieces)]
-    found.is_proven = True
-    return found
+    best.is_proven = True
+    return best
 
 
 def _price(
@@ -87,7 +87,7 @@ def _price(
     kinds: Kinds,
     states: States,
     bounds: npt.NDArray[np.float64],
-    found: Exhausted,
+    best: Exhausted,
     go_on: Callable[[], bool],
     show: Callable[[Exhausted], None],
 ) -> bool:
@@ -102,19 +102,19 @@ def _price(
     for numbers in together.values():
         is_begun = False
         for number in numbers:
-            if bounds[number] >= found.step_s:
+            if bounds[number] >= best.step_s:
                 break
             if not go_on():
                 return False
             state = kinds.state(tuple(states[number].tolist()))
-            found.priced += 1
+            best.priced += 1
             if is_begun:
-                step_s = tasks.move({group: state[group] for group in last_groups}, found.step_s)
+                step_s = tasks.move({group: state[group] for group in last_groups}, best.step_s)
             else:
                 step_s = tasks.begin(state)
-            if step_s is not None and step_s < found.step_s and not tasks.exceeds_memory:
-                found.state, found.step_s = state, step_s
-                show(found)
+            if step_s is not None and step_s < best.step_s and not tasks.exceeds_memory:
+                best.state, best.step_s = state, step_s
+                show(best)
             elif is_begun and step_s is not None:
                 tasks.undo()
             is_begun = True

@@ -54,7 +54,7 @@ def place_operators(read: Callable[[], TrainingGraph], cluster: Cluster, options
         raise BadUsage("the step has no operators", at="--strategy placed", fix="use another strategy")
     together = _together(own)
     starts = [*_placements(own, options), *(state for state in together if _fits(own.tasks, state))]
-    improved = sorted((_improved(own.tasks, state, until_s) for state in starts), key=lambda found: found[1])
+    improved = sorted((_improved(own.tasks, state, until_s) for state in starts), key=lambda pair: pair[1])
     price = WholeSteps(read, cluster, options)
     best: Priced | None = None
     for state in dict.fromkeys((*(state for state, _ in improved[:TRIED]), *starts, *together)):
@@ -154,7 +154,7 @@ class _StepProblem:
         return len(self.group_of) - 1
 
     def _add_readings(self) -> None:
-        kept: dict[int, int] = {}  # variable -> its node
+        node_of_variable: dict[int, int] = {}  # variable -> its node
         for reading in self._costs.readings:
             group, reader = reading.groups
             if reading.maker is not None:
@@ -162,9 +162,9 @@ class _StepProblem:
             elif group == reader:
                 continue
             else:
-                if reading.tensor not in kept:
-                    kept[reading.tensor] = self._add(group, 0.0)
-                source = kept[reading.tensor]
+                if reading.tensor not in node_of_variable:
+                    node_of_variable[reading.tensor] = self._add(group, 0.0)
+                source = node_of_variable[reading.tensor]
             self._edges[source, self._computing[reading.reader]] = None
             if group != reader:
                 sent = self._costs.send(reading, self._here, self._there)

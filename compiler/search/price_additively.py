@@ -61,8 +61,8 @@ class AdditivePrices:
 
     def own(self, kind: int) -> tuple[Floats, Floats]:
         """Return a kind's seconds float64[configurations], its variables' bytes [configurations, workers]."""
-        found = [self._own(kind, config) for config in self.kinds.configs[kind]]
-        return np.array([seconds for seconds, _ in found]), np.array([memory for _, memory in found])
+        prices = [self._own(kind, config) for config in self.kinds.configs[kind]]
+        return np.array([seconds for seconds, _ in prices]), np.array([memory for _, memory in prices])
 
     def _own(self, kind: int, config: OperatorConfig) -> tuple[float, Floats]:
         self._check_time()
@@ -134,12 +134,12 @@ class AdditivePrices:
 
 def terms_within(update: UpdateBlock, homes: frozenset[int], makers: frozenset[int]) -> list[ParameterOf]:
     """Return the parameters that some groups keep, with those terms of their gradients that some make."""
-    found = []
+    parameters = []
     for parameter in update.parameters:
         terms = tuple(term for term in parameter.terms if term.group in makers)
         if parameter.home in homes and (terms or homes == makers):
-            found.append(ParameterOf(parameter.name, parameter.place, parameter.home, terms))
-    return found
+            parameters.append(ParameterOf(parameter.name, parameter.place, parameter.home, terms))
+    return parameters
 
 
 def price_additively(prices: AdditivePrices, names: Sequence[str]) -> AdditiveCosts:

@@ -40,8 +40,8 @@ class _Table:
 
     def at(self, states: States) -> Floats:
         """Return what states have, [states, ...]."""
-        found: Floats = self.values[tuple(states[:, kind] for kind in self.kinds)]
-        return found
+        rows: Floats = self.values[tuple(states[:, kind] for kind in self.kinds)]
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +199,8 @@ class StepBound:
 def _each(alone: list[Alone] | list[list[Alone]], name: str) -> Floats:
     """Return one number of each, or several, by configurations."""
     rows = [[getattr(each, name) for each in (row if isinstance(row, list) else [row])] for row in alone]
-    found: Floats = np.array(rows)
-    return found if isinstance(alone[0], list) else found[:, 0]
+    values: Floats = np.array(rows)
+    return values if isinstance(alone[0], list) else values[:, 0]
 
 
 def _least_last(kinds: tuple[int, ...], values: Floats, least: float | None = None) -> _Table:

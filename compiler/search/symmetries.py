@@ -18,7 +18,9 @@ def symmetries_of(prices: TaskPrices) -> list[Permutation]:
     workers = len(prices.workers)
     identity = tuple(range(workers))
     tried = permutations(identity) if workers <= ALL_UP_TO else _exchanges(prices)
-    return [found for found in tried if found != identity and _is_symmetry(prices, found)]
+    return [
+        permutation for permutation in tried if permutation != identity and _is_symmetry(prices, permutation)
+    ]
 
 
 def _exchanges(prices: TaskPrices) -> Iterator[Permutation]:
@@ -29,10 +31,10 @@ def _exchanges(prices: TaskPrices) -> Iterator[Permutation]:
     pairs = [([a], [b]) for a in identity for b in identity[:a]]
     pairs += [(a, b) for a in members.values() for b in members.values() if a < b and len(a) == len(b)]
     for ours, theirs in pairs:
-        found = identity.copy()
+        permutation = identity.copy()
         for a, b in zip(ours, theirs, strict=True):
-            found[a], found[b] = b, a
-        yield tuple(found)
+            permutation[a], permutation[b] = b, a
+        yield tuple(permutation)
 
 
 def _is_symmetry(prices: TaskPrices, places: Permutation) -> bool:

@@ -57,13 +57,13 @@ def walk_rounds(
     left, dealt = 1.0, _dealt(starts, chains or _cores())
     least_s = min((step_s for state in starts if (step_s := tasks.begin(state)) is not None), default=inf)
     for share in ROUNDS:
-        found = BestStates()
+        round_best = BestStates()
         try:
             proposals = walk_chains(
-                tasks, space, dealt, found, rng, until(share / left), show, share * most, chains
+                tasks, space, dealt, round_best, rng, until(share / left), show, share * most, chains
             )
         finally:
-            best.add_all(found)
+            best.add_all(round_best)
         yield proposals
         if best.least_s >= least_s:
             return

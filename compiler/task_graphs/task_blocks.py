@@ -41,8 +41,8 @@ class Placed:
     def wants(self, read: tuple[int, Way]) -> tuple[Where, ...]:
         """Return how the group reads a tensor on one way."""
         if read not in self._wants:
-            found = self.layout.wants.get(read, ())
-            self._wants[read] = tuple(Where.of(self.place, placements) for placements in found)
+            layouts = self.layout.wants.get(read, ())
+            self._wants[read] = tuple(Where.of(self.place, placements) for placements in layouts)
         return self._wants[read]
 
     def has(self, tensor: int, is_made: bool) -> Where:

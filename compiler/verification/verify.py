@@ -214,8 +214,8 @@ def _repeatable(plan: Plan, data: Data, steps: int, seed: int) -> tuple[Data, It
     # A function may give other batches when called again; files and seeds give the same.
     if isinstance(data, Path) or data == "synthetic" or str(data).endswith(".npz"):
         return data, iter(batches)
-    given = list(batches)
-    return given, iter(given)
+    stored = list(batches)
+    return stored, iter(stored)
 
 
 def _compare_steps(

@@ -62,8 +62,8 @@ def solve_assignment(groups: Groups, start: Ints, limit: int, *, seconds: float,
     bound = int(solver.best_objective_bound) << shift
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return SatAnswer(None, max(bound, 0))
-    found = [next(d for d, var in enumerate(row) if solver.boolean_value(var)) for row in x]
-    return SatAnswer(np.array(found, np.int64), bound)
+    devices = [next(d for d, var in enumerate(row) if solver.boolean_value(var)) for row in x]
+    return SatAnswer(np.array(devices, np.int64), bound)
 
 
 def _load_device(

@@ -97,8 +97,8 @@ class Enumeration:
         parts = (line.order, line.first, line.next, self.paid, self.work, values, slopes)
         table = completions(*parts)
         width = max(1, self.cap // buckets) if buckets else 1
-        sets, found, bound, labels = price(*parts, table, self.cap, floor, most, columns, width, relaxed)
-        return sets, found, int(bound), int(labels)
+        sets, set_values, bound, labels = price(*parts, table, self.cap, floor, most, columns, width, relaxed)
+        return sets, set_values, int(bound), int(labels)
 
 
 def holds(problem: Problem, certificate: Certificate, *, most_labels: int = 2_000_000) -> bool:

@@ -79,20 +79,20 @@ def best_chain(groups: Groups, limit: int, *, deadline_s: float) -> Chain:
     words = (len(form.groups) + 63) // 64 + 1
     layer = _Layer.empty(4, words)
     layer.filled = 1
-    layers, best, found, states = [layer], limit, (-1, -1), 1
+    layers, best, last, states = [layer], limit, (-1, -1), 1
     for number in range(groups.problem.devices):
         filled, best, index = _extend(form, groups, layers[-1], number, best, words, deadline_s)
         if filled is None:
             return Chain(None, (), False, states)
         if index >= 0:
-            found = (number + 1, index)
+            last = (number + 1, index)
         layers.append(filled)
         states += filled.filled
         if filled.filled == 0:
             break
-    if found[0] < 0:
+    if last[0] < 0:
         return Chain(None, (), True, states)
-    return Chain(best, _parts(layers, found, form.groups), True, states)
+    return Chain(best, _parts(layers, last, form.groups), True, states)
 
 
 def _extend(
@@ -101,7 +101,7 @@ def _extend(
     capacity = max(1 << 12, 1 << (2 * layer.filled).bit_length())
     problem = groups.problem
     while capacity <= MOST_STATES:
-        out, found, first, chunk, limit = _Layer.empty(capacity, words), -1, 0, 16, best
+        out, last_index, first, chunk, limit = _Layer.empty(capacity, words), -1, 0, 16, best
         while first < layer.filled:
             if time.monotonic() > deadline_s:
                 return None, best, -1
@@ -117,19 +117,19 @@ def _extend(
             if filled < 0:
                 break
             out.filled = filled
-            found = index if index >= 0 else found
+            last_index = index if index >= 0 else last_index
             first = last
             chunk = max(1, min(4096, int(chunk * 2_000_000 / max(steps, 1_000)) + 1))
         else:
-            return out.trimmed(), limit, found
+            return out.trimmed(), limit, last_index
         capacity *= 4
     return None, best, -1
 
 
 def _parts(
-    layers: list[_Layer], found: tuple[int, int], group_numbers: tuple[int, ...]
+    layers: list[_Layer], last: tuple[int, int], group_numbers: tuple[int, ...]
 ) -> tuple[tuple[bool, tuple[int, ...]], ...]:
-    number, index = found
+    number, index = last
     parts = []
     while number > 0:
         layer = layers[number]

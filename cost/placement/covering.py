@@ -103,7 +103,7 @@ class _Search:
         if least <= problem.accelerators + 1e-7:
             return False
         self.values, self.rate = self.program.whole(*self._between(values, rate))
-        found, best = _disjoint_sets(self.enumeration, self.values, self._buckets)
+        columns, best = _disjoint_sets(self.enumeration, self.values, self._buckets)
         spare = sum(map(int, self.values)) - self.rate * self.enumeration.cap_ticks * problem.cpus
         reached = float(spare) / best
         if reached > self._reached:
@@ -114,7 +114,7 @@ class _Search:
                 return True
             self._refused = reached + 0.01
             self._refine()
-        return self._add(found, values)
+        return self._add(columns, values)
 
     def _between(self, values: Ints, rate: Fraction) -> tuple[np.ndarray, float]:
         if self.centre is None:
@@ -122,9 +122,9 @@ class _Search:
         trust, (central, central_rate) = self._trust, self.centre
         return trust * central + (1 - trust) * values, trust * central_rate + (1 - trust) * float(rate)
 
-    def _add(self, found: list[np.ndarray], values: Ints) -> bool | None:
+    def _add(self, columns: list[np.ndarray], values: Ints) -> bool | None:
         """Add sets to the program; without one that its own multipliers undervalue, trust the centre less."""
-        added = [column for column in found if self.program.add(column)]
+        added = [column for column in columns if self.program.add(column)]
         if any(int(values[column].sum()) > ONE + ONE // 10_000 for column in added):
             self._trust = TRUST
         elif self._trust > 0:
@@ -146,14 +146,14 @@ def _disjoint_sets(enumeration: Enumeration, values: Ints, buckets: int) -> tupl
     for number in range(2 * enumeration.groups.problem.accelerators):
         floor = ONE + ONE // 100_000 if number == 0 else ONE // 4
         coarse = buckets if number == 0 else max(16, buckets // 4)
-        found, worths, *_ = enumeration.best_sets(
+        disjoint, worths, *_ = enumeration.best_sets(
             left, floor=floor, most=MOST_LABELS, columns=3, buckets=coarse
         )
         if len(worths) == 0:
             break
         best = max(best, int(worths[0]))
-        sets += list(found)
-        left[found[0]] = np.minimum(left[found[0]], 0)
+        sets += list(disjoint)
+        left[disjoint[0]] = np.minimum(left[disjoint[0]], 0)
     return sets, best
 
 

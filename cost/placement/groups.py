@@ -181,37 +181,37 @@ def flat(lists: tuple[tuple[int, ...], ...]) -> tuple[Ints, Ints]:
 
 def without_groups(groups: Groups, dropped: frozenset[int]) -> Groups:
     """Leave groups out: a relaxation, for what remains keeps its order, and loses loads and cuts only."""
-    kept = [group for group in range(groups.count) if group not in dropped]
-    number = {group: i for i, group in enumerate(kept)}
+    remaining = [group for group in range(groups.count) if group not in dropped]
+    number = {group: i for i, group in enumerate(remaining)}
     costs: dict[tuple[int, ...], int] = defaultdict(int)
     for family, cost in zip(groups.families, groups.costs, strict=True):
         inner = tuple(number[group] for group in family if group in number)
         if len(inner) > 1:
             costs[inner] += int(cost)
-    chosen = np.array(kept, np.int64)
+    chosen = np.array(remaining, np.int64)
     return Groups(
         groups.problem,
-        tuple(groups.members[group] for group in kept),
+        tuple(groups.members[group] for group in remaining),
         groups.work[chosen],
         groups.cpu[chosen],
         groups.size[chosen],
         tuple(costs),
         np.array(list(costs.values()), np.int64),
-        tuple(tuple(sorted(number[b] for b in _kept_before(groups, group, dropped))) for group in kept),
-        tuple(groups.forward[group] for group in kept),
+        tuple(tuple(sorted(number[b] for b in _kept_before(groups, group, dropped))) for group in remaining),
+        tuple(groups.forward[group] for group in remaining),
         groups.ticks_per_unit,
     )
 
 
 def _kept_before(groups: Groups, group: int, dropped: frozenset[int]) -> set[int]:
-    found: set[int] = set()
+    before: set[int] = set()
     seen = set(groups.before[group])
     waiting = list(seen)
     while waiting:
         other = waiting.pop()
         if other not in dropped:
-            found.add(other)
+            before.add(other)
             continue
         waiting += [b for b in groups.before[other] if b not in seen]
         seen.update(groups.before[other])
-    return found
+    return before

@@ -70,10 +70,14 @@ def place_for_latency(
             best, value = candidate, makespan(problem, candidate)
     solver_bound = bound
     if sat_seconds and value > bound:
-        found, solver_bound = _solve_sat(problem, best, value, sat_seconds, seed)
+        schedule, solver_bound = _solve_sat(problem, best, value, sat_seconds, seed)
         solver_bound = max(bound, min(solver_bound, value))
-        if found is not None and not schedule_violations(problem, found) and makespan(problem, found) < value:
-            best, value = found, makespan(problem, found)
+        if (
+            schedule is not None
+            and not schedule_violations(problem, schedule)
+            and makespan(problem, schedule) < value
+        ):
+            best, value = schedule, makespan(problem, schedule)
     how = "longest path" if path >= work else "sum of work"
     used = time.monotonic() - started
     return LatencySolution(best, value, makespan(problem, listed), solver_bound, bound, how, used)
@@ -169,13 +173,13 @@ def _annealed(
     value, round_ = np.inf, 0
     while time.monotonic() < deadline_s and value > float(bound) * (1 + 1e-12):
         hot = (3e-2, 1e-2, 3e-3, 1e-3)[round_ % 4]
-        found_order, found_devices, found = anneal_schedule(  # as many as it takes
+        new_order, new_devices, new_value = anneal_schedule(  # as many as it takes
             order, devices, group_of, *flat(groups.members), *arrays,
             problem.accelerators, problem.devices, float(problem.accelerator_memory),
             hot, 1e-5, MOVES, seed + round_,
         )  # fmt: skip
-        if found < value:
-            value, order, devices = found, found_order, found_devices
+        if new_value < value:
+            value, order, devices = new_value, new_order, new_devices
             yield run_in_order(problem, Placement(tuple(map(int, devices))), list(map(int, order)))
         round_ += 1
 

@@ -34,18 +34,18 @@ def violations(problem: Problem, placement: Placement, *, contiguous: bool) -> t
     """Say what is wrong with an answer: empty where it is allowed."""
     if len(placement.device_of) != len(problem.nodes):
         return (f"{len(placement.device_of)} devices are given for {len(problem.nodes)} nodes",)
-    found = [
+    complaints = [
         f"node '{node.name}' is on device {device}, of {problem.devices}"
         for node, device in zip(problem.nodes, placement.device_of, strict=True)
         if not 0 <= device < problem.devices
     ]
-    if found:
-        return tuple(found)
-    found += _unsupported(problem, placement) + _divided_colours(problem, placement)
-    found += _overfull(problem, placement)
+    if complaints:
+        return tuple(complaints)
+    complaints += _unsupported(problem, placement) + _divided_colours(problem, placement)
+    complaints += _overfull(problem, placement)
     if contiguous and not is_contiguous(problem, placement):
-        found.append("forward nodes of two devices read from each other: their parts have no order")
-    return tuple(found)
+        complaints.append("forward nodes of two devices read from each other: their parts have no order")
+    return tuple(complaints)
 
 
 def is_contiguous(problem: Problem, placement: Placement) -> bool:

@@ -54,19 +54,22 @@ def price(  # type: ignore[no-untyped-def]
             state, load, worth, first[i], first[i + 1], following, paid, work[g], value[g],
             multipliers, table, cap, floor,
         )  # fmt: skip
-        kept, dropped = _keep_best(state, load, worth, bounds, cap, width, relaxed, dropped)
-        kept, dropped = _keep_promising(kept, bounds, most, dropped)
-        parents, taken = _with_room(parents, labels + len(kept)), _with_room(taken, labels + len(kept))
-        for r in range(len(kept)):
-            parents[labels + r] = trace[origin[kept[r]] >> 1]
-            taken[labels + r] = origin[kept[r]] & 1 == 1
-        state, load, worth = state[kept], load[kept], worth[kept]
-        trace = np.arange(labels, labels + len(kept))
-        labels += len(kept)
-        if len(kept) == 0:
+        labels_left, dropped = _keep_best(state, load, worth, bounds, cap, width, relaxed, dropped)
+        labels_left, dropped = _keep_promising(labels_left, bounds, most, dropped)
+        parents, taken = (
+            _with_room(parents, labels + len(labels_left)),
+            _with_room(taken, labels + len(labels_left)),
+        )
+        for r in range(len(labels_left)):
+            parents[labels + r] = trace[origin[labels_left[r]] >> 1]
+            taken[labels + r] = origin[labels_left[r]] & 1 == 1
+        state, load, worth = state[labels_left], load[labels_left], worth[labels_left]
+        trace = np.arange(labels, labels + len(labels_left))
+        labels += len(labels_left)
+        if len(labels_left) == 0:
             break
-    found = min(columns, len(state))
-    best_first = np.argsort(-worth)[:found] if found > 0 else np.zeros(0, np.int64)
+    count = min(columns, len(state))
+    best_first = np.argsort(-worth)[:count] if count > 0 else np.zeros(0, np.int64)
     sets, values = _sets_of(best_first, order, worth, trace, parents, taken)
     for v in values:
         dropped = max(dropped, v)
@@ -114,7 +117,7 @@ def _keep_best(state, load, worth, bounds, cap, width, relaxed, dropped):  # typ
     Returns (labels kept, by state and load, the greatest bound of what was dropped); may lower `load`.
     """
     rank = np.argsort(state * (cap + 1) + load)
-    kept = np.empty(len(rank), np.int64)
+    remaining = np.empty(len(rank), np.int64)
     keep = 0
     last_state = np.int64(-1)
     best_worth = np.int64(0)
@@ -126,24 +129,24 @@ def _keep_best(state, load, worth, bounds, cap, width, relaxed, dropped):  # typ
             continue
         elif load[label] // width == bucket:
             if relaxed:
-                load[label] = load[kept[keep - 1]]
+                load[label] = load[remaining[keep - 1]]
             else:
-                dropped = max(dropped, bounds[kept[keep - 1]])
+                dropped = max(dropped, bounds[remaining[keep - 1]])
             keep -= 1
         bucket = load[label] // width
         best_worth = worth[label]
-        kept[keep] = label
+        remaining[keep] = label
         keep += 1
-    return kept[:keep], dropped
+    return remaining[:keep], dropped
 
 
 @numba.njit
-def _keep_promising(kept, bounds, most, dropped):  # type: ignore[no-untyped-def]
+def _keep_promising(remaining, bounds, most, dropped):  # type: ignore[no-untyped-def]
     """Drop the labels of the least bounds where there are more than `most`; returns as _keep_best."""
-    if len(kept) <= most:
-        return kept, dropped
-    line = np.sort(bounds[kept])[len(kept) - most]
-    return kept[bounds[kept] > line], max(dropped, line)
+    if len(remaining) <= most:
+        return remaining, dropped
+    line = np.sort(bounds[remaining])[len(remaining) - most]
+    return remaining[bounds[remaining] > line], max(dropped, line)
 
 
 @numba.njit

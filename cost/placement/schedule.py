@@ -47,18 +47,18 @@ def makespan(problem: Problem, schedule: Schedule) -> Fraction:
 
 def schedule_violations(problem: Problem, schedule: Schedule) -> tuple[str, ...]:
     """Say what is wrong with a schedule: empty where it is allowed."""
-    found = list(violations(problem, schedule.placement, contiguous=False))
-    if found or len(schedule.starts) != len(problem.nodes):
-        return tuple(found) or ("not every node has a start",)
+    violated = list(violations(problem, schedule.placement, contiguous=False))
+    if violated or len(schedule.starts) != len(problem.nodes):
+        return tuple(violated) or ("not every node has a start",)
     devices, starts = schedule.placement.device_of, schedule.starts
     ends = [start + duration(problem, i, devices[i]) for i, start in enumerate(starts)]
-    found += [
+    violated += [
         f"node '{problem.nodes[i].name}' starts before 0" for i, start in enumerate(starts) if start < 0
     ]
     for source, target in problem.edges:
         if starts[target] < ends[source] + delay(problem, source, (devices[source], devices[target])):
             names = problem.nodes[target].name, problem.nodes[source].name
-            found.append(f"node '{names[0]}' starts before its input from '{names[1]}' is there")
+            violated.append(f"node '{names[0]}' starts before its input from '{names[1]}' is there")
     by_device: dict[int, list[tuple[Fraction, Fraction, int]]] = defaultdict(list)
     for i, device in enumerate(devices):
         if ends[i] > starts[i]:
@@ -67,10 +67,10 @@ def schedule_violations(problem: Problem, schedule: Schedule) -> tuple[str, ...]
         runs.sort()
         for before, after in pairwise(runs):
             if after[0] < before[1]:
-                found.append(
+                violated.append(
                     f"device {device} runs '{problem.nodes[after[2]].name}' before another has ended"
                 )
-    return tuple(found)
+    return tuple(violated)
 
 
 def run_in_order(problem: Problem, placement: Placement, order: Sequence[int]) -> Schedule:

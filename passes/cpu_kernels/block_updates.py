@@ -221,8 +221,8 @@ def _blocks_of(shape: Sequence[int | None]) -> tuple[int, int] | None:
     if elements < LEAST_ELEMENTS:
         return None
     least = -(-elements // MOST_IN_BLOCK)
-    found = next((n for n in range(least, elements // LEAST_IN_BLOCK + 1) if elements % n == 0), None)
-    return None if found is None else (found, elements // found)
+    count = next((n for n in range(least, elements // LEAST_IN_BLOCK + 1) if elements % n == 0), None)
+    return None if count is None else (count, elements // count)
 
 
 def _element_types(typed: onnx.GraphProto) -> dict[str, int]:

@@ -110,5 +110,5 @@ def _is_pointwise(node: onnx.NodeProto) -> bool | None:
         return True
     if node.op_type != "Conv" or node.domain or len(node.input) != 2:
         return None
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return False if all(_POINTWISE.get(name) == value for name, value in given.items()) else None
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return False if all(_POINTWISE.get(name) == value for name, value in attributes.items()) else None

@@ -15,9 +15,9 @@ def local_bounds(rule: ShardingRule, local: Callable[[int, int], Number]) -> dic
     `local`: of an axis of input 0 and a number of its entries, how many of these a rank has. Those inputs are
     then spelled anew; all others stay as they are.
     """
-    found: dict[int, tuple[Number, ...]] = {}
+    bounds: dict[int, tuple[Number, ...]] = {}
     for index, numbers in rule.bounds.items():
         own = tuple(number if axis is None else local(axis, number) for number, axis in numbers)
         if own != tuple(number for number, _ in numbers):
-            found[index] = own
-    return found
+            bounds[index] = own
+    return bounds

@@ -120,8 +120,8 @@ def _emit(
         name = f"{value}.of_part" if means else value if local.makes_part else f"{value}.wide"
         outputs.append(gs.Variable(name, dtype=lowering.facts.dtypes[tensor.name]))
     name = f"{node.name}@{outputs[0].name}"
-    given = operands_of(lowering, local, operands, values[0], decision.site)
-    copy = gs.Node(local.op, name, local.attributes, given, outputs, domain=node.domain)
+    inputs = operands_of(lowering, local, operands, values[0], decision.site)
+    copy = gs.Node(local.op, name, local.attributes, inputs, outputs, domain=node.domain)
     lowering.out.append(copy, decision.site)
     _count_flops(lowering, node, copy, decision)
     if means:

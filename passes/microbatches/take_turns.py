@@ -174,9 +174,9 @@ class _Play:
 
     def _next(self) -> tuple[Site, int]:
         """Return the turn that begins first; where each mesh waits to be done with others, the lightest."""
-        found = [(*choice, site) for site in self.waiting if (choice := self._choose(site)) is not None]
-        if found:
-            _, number, site = min(found)
+        runnable = [(*choice, site) for site in self.waiting if (choice := self._choose(site)) is not None]
+        if runnable:
+            _, number, site = min(runnable)
             return site, number
         stuck = [(self.seconds[n], n, site) for site, numbers in self.waiting.items() for n in numbers]
         _, number, site = min(stuck)

@@ -26,15 +26,15 @@ _TOLERANT = frozenset({"OneHot"})  # defines what a value out of range makes: ze
 
 def find_taken_values(graph: gs.Graph) -> dict[str, TakenValues]:
     """Return what the integer graph inputs may hold that are used as an index."""
-    found: dict[str, TakenValues] = {}
+    values_of: dict[str, TakenValues] = {}
     for tensor in graph.inputs:
         if tensor.dtype is not None and np.issubdtype(tensor.dtype, np.integer):
             uses = list(_uses(tensor))
             if uses:
                 ignored = frozenset.intersection(*(ignored for *_, ignored in uses))
                 low, high = max(low for low, *_ in uses), min(high for _, high, _ in uses)
-                found[tensor.name] = TakenValues(high, tuple(sorted(ignored)), low)
-    return found
+                values_of[tensor.name] = TakenValues(high, tuple(sorted(ignored)), low)
+    return values_of
 
 
 def _uses(start: gs.Tensor) -> Iterator[tuple[int, int, frozenset[int]]]:

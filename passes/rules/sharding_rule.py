@@ -156,10 +156,10 @@ class ShardingRule:
         Where a factor straddles the place it is taken apart: MatMul's m of size T B, split after T,
         becomes two factors, in a rule of its own. `size`: the factor's, where no larger one will do.
         """
-        found = self._factor_behind(dims, axis, outer)
-        if found is None or not size or found[0].sizes[found[1]] == size:
-            return found
-        rule, factor = found
+        rule_and_factor = self._factor_behind(dims, axis, outer)
+        if rule_and_factor is None or not size or rule_and_factor[0].sizes[rule_and_factor[1]] == size:
+            return rule_and_factor
+        rule, factor = rule_and_factor
         is_apart = size > 1 and rule.sizes[factor] % size == 0 and factor not in rule.whole
         return (rule._take_apart(factor, size)[0], f"{factor}.outer") if is_apart else None
 

@@ -128,21 +128,21 @@ class KernelNamer:
     def _operands(
         self, node: gs.Node, hot: AbstractSet[str], transposes: Mapping[str, gs.Node]
     ) -> tuple[Operand | int | None, ...] | None:
-        found: list[Operand | int | None] = []
+        operands: list[Operand | int | None] = []
         seen: dict[str, int] = {}
         for place, tensor in enumerate(node.inputs):
             if not tensor.name:
-                found.append(None)
+                operands.append(None)
                 continue
             if tensor.name in seen:
-                found.append(seen[tensor.name])
+                operands.append(seen[tensor.name])
                 continue
             seen[tensor.name] = place
             operand = self._operand(node, place, tensor.name in hot, transposes.get(tensor.name))
             if operand is None:
                 return None
-            found.append(operand)
-        return tuple(found)
+            operands.append(operand)
+        return tuple(operands)
 
     def _operand(self, node: gs.Node, place: int, is_hot: bool, transpose: gs.Node | None) -> Operand | None:
         tensor = node.inputs[place]
@@ -188,7 +188,7 @@ def absorbed_transposes(nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> d
 
     ONNX Runtime, like transpose_products.py, reads a matrix as it lies.
     """
-    found = {
+    transposes = {
         node.outputs[0].name: node
         for node in nodes
         if node.op == "Transpose" and node.outputs[0].name not in wanted and _swaps_last(node)
@@ -196,8 +196,8 @@ def absorbed_transposes(nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> d
     for node in nodes:
         if node.op not in PRODUCTS:
             for tensor in node.inputs:
-                found.pop(tensor.name, None)
-    return found
+                transposes.pop(tensor.name, None)
+    return transposes
 
 
 def _swaps_last(node: gs.Node) -> bool:
@@ -208,13 +208,13 @@ def _swaps_last(node: gs.Node) -> bool:
 
 def _attributes(node: gs.Node) -> tuple[Attribute, ...] | None:
     """Return a node's attributes in order, None where one is more than numbers and words."""
-    found: list[Attribute] = []
+    attributes: list[Attribute] = []
     for name, value in sorted(node.attrs.items()):
         plain = _plain(value)
         if plain is None:
             return None
-        found.append((name, plain))
-    return tuple(found)
+        attributes.append((name, plain))
+    return tuple(attributes)
 
 
 def _plain(value: object) -> object | None:

@@ -38,8 +38,8 @@ def prove_in_place(lowered: LoweredGraph, items: Sequence[Item]) -> set[State]:
         by_place[update.place].append(update)
     return {
         update.state
-        for place, found in by_place.items()
-        for update in _behind_their_readers(items[place].nodes, found)
+        for place, states in by_place.items()
+        for update in _behind_their_readers(items[place].nodes, states)
     }
 
 
@@ -89,12 +89,12 @@ class _Proof:
 
     def _views(self, value: str, place: int) -> set[str]:
         """Return a value and all that may share its memory within a segment."""
-        views, found = {value}, [value]
-        while found:
-            readers = [node for at, node in self.readers[found.pop()] if at == place and _may_be_view(node)]
+        views, stack = {value}, [value]
+        while stack:
+            readers = [node for at, node in self.readers[stack.pop()] if at == place and _may_be_view(node)]
             aliases = {tensor.name for node in readers for tensor in node.outputs} - views
             views |= aliases
-            found.extend(aliases)
+            stack.extend(aliases)
         return views
 
 

@@ -103,8 +103,8 @@ class WorkCounter:
     def pass_on(self, nodes: Sequence[gs.Node]) -> None:
         """Take what communications bring for as large as what they are given, where nothing else is known."""
         for node in nodes:
-            for given, brought in zip(node.inputs, node.outputs, strict=False):  # counts have no size
-                self._assumed.setdefault(brought.name, self._nbytes(given))
+            for source, brought in zip(node.inputs, node.outputs, strict=False):  # counts have no size
+                self._assumed.setdefault(brought.name, self._nbytes(source))
 
     def _touched(self, node: gs.Node, cached: AbstractSet[str]) -> int:
         """Bytes that a node reads and writes; of what it indexes or cuts, only what it visits."""

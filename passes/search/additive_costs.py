@@ -40,5 +40,7 @@ class AdditiveCosts:
 
     def fits(self, choice: Choice) -> bool:
         """Tell whether every worker has room for the variables that it keeps."""
-        kept = sum((memory[config] for memory, config in zip(self.memory_bytes, choice, strict=True)), 0.0)
-        return bool(np.all(kept <= self.limits_bytes))
+        memory_bytes = sum(
+            (memory[config] for memory, config in zip(self.memory_bytes, choice, strict=True)), 0.0
+        )
+        return bool(np.all(memory_bytes <= self.limits_bytes))

@@ -60,11 +60,11 @@ def _layers(analysis: Analysis, forward: Sequence[gs.Node], line: Sequence[gs.No
         for tensor in () if is_light else node.inputs:  # a bias goes with what it is added to
             links.add_edges_from((("node", node.name), name) for name in parameters.get(tensor.name, ()))
     numbers: dict[str, int] = {}
-    found = 0
+    number = 0
     for node in line:
         at = "node", node.name
         if at in links and node.name not in numbers:
             component = nx.node_connected_component(links, at)
-            numbers.update((entry[1], found) for entry in component if isinstance(entry, tuple))
-            found += 1
+            numbers.update((entry[1], number) for entry in component if isinstance(entry, tuple))
+            number += 1
     return numbers

@@ -45,8 +45,8 @@ def find_variables_behind(
             continue
         made = [tensor.name for tensor in _operands(node, rule) if not _is_known(tensor, facts)]
         if made and all(name in behind and (name in fixed or len(made) == 1) for name in made):
-            found = none.union(*(behind[name] for name in made))
-            behind.update((tensor.name, found) for tensor in node.outputs)
+            behind_node = none.union(*(behind[name] for name in made))
+            behind.update((tensor.name, behind_node) for tensor in node.outputs)
             if all(tensor.name in fixed or _is_known(tensor, facts) for tensor in node.inputs):
                 fixed.update(tensor.name for tensor in node.outputs)
     return behind

@@ -281,9 +281,9 @@ def plain(layout: Layout) -> Placements:
 
 
 @lru_cache(maxsize=1 << 14)
-def _plain(given: Placements) -> Placements:
+def _plain(layout: Placements) -> Placements:
     placements: list[Placement] = []
-    for placement in given:
+    for placement in layout:
         if isinstance(placement, Widened):
             placements.append(Split(placement.axis))
         elif isinstance(placement, Overlapping):
@@ -320,13 +320,13 @@ def _collectives(
     graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...], awaited: set[str]
 ) -> Iterator[AxisCollective]:
     """Yield what the ranks do together on one way. What nobody awaits goes along with gradients."""
-    found = [each for each in _communicated(graph, sizes, nodes) if each[0] in awaited]
-    joint = {tensor for tensor, *_ in found}
+    sums = [each for each in _communicated(graph, sizes, nodes) if each[0] in awaited]
+    joint = {tensor for tensor, *_ in sums}
     level: dict[str, int] = {}
     for node in nodes:
         behind = [level[t.name] + (t.name in joint) for t in node.inputs if t.name in level]
         level.update((tensor.name, max(behind, default=0)) for tensor in node.outputs)
-    for tensor, kind, axis, nbytes in found:
+    for tensor, kind, axis, nbytes in sums:
         yield AxisCollective(kind, axis, nbytes, level[tensor])
 
 

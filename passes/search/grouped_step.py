@@ -112,8 +112,8 @@ def _ways(analysis: Analysis, terms: Mapping[str, Sequence[str]], sums: Collecti
         reached = set().union(*(ends.get(tensor.name, set()) for tensor in node.outputs))
         ways[node.name] = WEIGHTS if len(reached) == 1 else BACKWARD
         for tensor in node.inputs:
-            if len(found := ends.setdefault(tensor.name, set())) < 2:
-                found |= set(sorted(reached)[:2])
+            if len(reached_groups := ends.setdefault(tensor.name, set())) < 2:
+                reached_groups |= set(sorted(reached)[:2])
     return ways
 
 
@@ -121,7 +121,7 @@ def _find_readers(
     analysis: Analysis, groups: Sequence[StepGroup], maker: Mapping[str, tuple[int, Way]]
 ) -> dict[str, tuple[tuple[int, Way], ...]]:
     """Return who reads what another block of work makes, or a variable."""
-    found: dict[str, dict[tuple[int, Way], None]] = {}
+    readers: dict[str, dict[tuple[int, Way], None]] = {}
     for way in sorted({way for group in groups for way in group.nodes}):
         for number, group in enumerate(groups):
             for node in group.nodes.get(way, ()):
@@ -129,8 +129,8 @@ def _find_readers(
                     source = maker.get(tensor.name)
                     crosses = source is not None and source != (number, way)
                     if crosses or tensor.name in analysis.training.variables:
-                        found.setdefault(tensor.name, {})[number, way] = None
-    return {tensor: tuple(reading) for tensor, reading in found.items()}
+                        readers.setdefault(tensor.name, {})[number, way] = None
+    return {tensor: tuple(reading) for tensor, reading in readers.items()}
 
 
 def _find_terms(analysis: Analysis) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
@@ -143,7 +143,7 @@ def _find_terms(analysis: Analysis) -> tuple[dict[str, tuple[str, ...]], frozens
         last = gradient.rows if gradient.is_sparse else gradient.dense
         if last is None:
             continue
-        found: list[str] = []
+        tensors: list[str] = []
         waiting = [last]
         while waiting:
             tensor = waiting.pop()
@@ -153,8 +153,8 @@ def _find_terms(analysis: Analysis) -> tuple[dict[str, tuple[str, ...]], frozens
                 sums.add(node.name)
                 waiting += operands
             else:
-                found.append(tensor)
-        terms[parameter] = tuple(dict.fromkeys(found[::-1]))
+                tensors.append(tensor)
+        terms[parameter] = tuple(dict.fromkeys(tensors[::-1]))
     return terms, frozenset(sums)
 
 

@@ -96,8 +96,8 @@ class PipelineSpace:
     def _regrid(self, here: Pipeline, stages: int, data: int, tensor: int) -> Iterator[Pipeline]:
         """Yield another grid, with as many micro-batches as before, and with as many a stage."""
         counts = self.counts(data)
-        for wished in dict.fromkeys((here.microbatches, here.microbatches * stages // here.stages)):
-            count = max((n for n in counts if n <= wished), default=1)
+        for target in dict.fromkeys((here.microbatches, here.microbatches * stages // here.stages)):
+            count = max((n for n in counts if n <= target), default=1)
             moved = Pipeline(data, tensor, here.starts, count, here.shares and data > 1)
             yield moved if stages == here.stages else replace(moved, starts=self.cut(stages, moved))
 

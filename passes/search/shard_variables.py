@@ -17,7 +17,7 @@ def shard_variables(analysis: Analysis, mesh: Mesh, homes: Mapping[str, Layout])
     Of one that has none, the first axis that makes parts at all, of which earlier ones have one entry more,
     where no other mesh axis cuts it: a variable of one such axis is small, and its parts would go one by one.
     """
-    found: dict[str, Split] = {}
+    splits: dict[str, Split] = {}
     for name in analysis.training.gradients:
         shape = analysis.training.variables[name].shape
         home = homes.get(name, Layout("worker"))
@@ -27,5 +27,5 @@ def shard_variables(analysis: Analysis, mesh: Mesh, homes: Mapping[str, Layout])
         equal = [place for place, layout in fitting if layout.uneven() == home.uneven()]
         alone = [place for place, layout in fitting if (REPLICAS,) in (f.mesh_axes for f in layout.uneven())]
         if equal or alone:
-            found[name] = (*equal, *alone)[0]
-    return found
+            splits[name] = (*equal, *alone)[0]
+    return splits

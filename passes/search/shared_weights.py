@@ -58,14 +58,14 @@ def find_shared_weights(analysis: Analysis, places: Places) -> list[SharedWeight
         for tensor in node.inputs:
             if behind.get(tensor.name):
                 readers.setdefault(tensor.name, set()).add(places.nodes[node.name])
-    found: list[SharedWeight] = []
+    weights: list[SharedWeight] = []
     for name, at in readers.items():
         gradient = training.gradients.get(name)
         made = () if gradient is None else (gradient.dense, gradient.ids, gradient.rows)
         back = sum(nbytes(tensor) for tensor in made if tensor is not None)
         if len(at) > 1:
-            found.append(SharedWeight(tuple(sorted(at)), nbytes(name), back))
-    return found
+            weights.append(SharedWeight(tuple(sorted(at)), nbytes(name), back))
+    return weights
 
 
 class SharedPipeline:

@@ -104,9 +104,13 @@ class _DenseSearch:
         while tensor.name not in self.analysis.training.variables:
             node = tensor.inputs[0]
             rule = rule_of(node, self.analysis.facts)
-            found = rule and rule.factor_at(rule.outputs[0], split.axis, split.outer)
-            dims = found[0].inputs[0] if found else None
-            position = found[0].position_of(dims, found[1]) if found and dims is not None else None
+            rule_and_factor = rule and rule.factor_at(rule.outputs[0], split.axis, split.outer)
+            dims = rule_and_factor[0].inputs[0] if rule_and_factor else None
+            position = (
+                rule_and_factor[0].position_of(dims, rule_and_factor[1])
+                if rule_and_factor and dims is not None
+                else None
+            )
             if position is None:
                 return None
             tensor, split = node.inputs[0], Split(*position)
@@ -124,10 +128,10 @@ class _DenseSearch:
             if rule is None or at is None or node.name not in self.analysis.main:
                 continue
             dims, split = rule.inputs[at], known[node.inputs[at].name]
-            found = None if dims is None else rule.factor_at(dims, split.axis, split.outer)
-            if found is None or not (rule.is_contraction or rule.moves or len(node.inputs) == 1):
+            rule_and_factor = None if dims is None else rule.factor_at(dims, split.axis, split.outer)
+            if rule_and_factor is None or not (rule.is_contraction or rule.moves or len(node.inputs) == 1):
                 continue
-            position = found[0].position_of(found[0].outputs[0], found[1])
+            position = rule_and_factor[0].position_of(rule_and_factor[0].outputs[0], rule_and_factor[1])
             wish = Wish(split, at) if position is None else Wish(Split(*position))
             if self._can(node, wish):
                 self.wishes[node.name] = wish
@@ -151,23 +155,23 @@ class _DenseSearch:
             rule = None if node is None else rule_of(node, self.analysis.facts)
             if node is None or rule is None or node.outputs[0].name != name or node.name in self.wishes:
                 continue
-            found = rule.factor_at(rule.outputs[0], place.axis, place.outer)
-            if found is None:
+            rule_and_factor = rule.factor_at(rule.outputs[0], place.axis, place.outer)
+            if rule_and_factor is None:
                 continue
             if rule.combine:
                 if node.name in self.analysis.main and self._can(node, Wish(place)):
                     self.wishes[node.name] = Wish(place)
-                    self._share_gathered(node, found)
+                    self._share_gathered(node, rule_and_factor)
                 continue
             for operand, dims in zip(node.inputs, rule.inputs, strict=True):
-                position = None if dims is None else found[0].position_of(dims, found[1])
+                position = None if dims is None else rule_and_factor[0].position_of(dims, rule_and_factor[1])
                 if position is not None:
                     pending.append((operand.name, Split(*position)))
 
-    def _share_gathered(self, node: gs.Node, found: tuple[ShardingRule, str]) -> None:
+    def _share_gathered(self, node: gs.Node, rule_and_factor: tuple[ShardingRule, str]) -> None:
         """Move whole what a dense layer has gathered, where the way back reads it moved."""
-        for tensor, dims in zip(node.inputs, found[0].inputs, strict=True):
-            if dims is None or found[0].position_of(dims, found[1]) is not None:
+        for tensor, dims in zip(node.inputs, rule_and_factor[0].inputs, strict=True):
+            if dims is None or rule_and_factor[0].position_of(dims, rule_and_factor[1]) is not None:
                 continue
             chain: list[str] = []
             while tensor.inputs and tensor.name not in self.read:

@@ -24,8 +24,8 @@ def split_space(analysis: Analysis, parts: int) -> dict[str, Wish]:
     placements: dict[str, Placement] = {}
     for node in forward_nodes(analysis.training, analysis.main):
         decision = _follow(analysis, node, placements, parts)
-        if decision.factor is None and (asked := _split_windows(analysis, node, parts)) is not None:
-            wishes[node.name], decision = Wish(HEIGHT), asked
+        if decision.factor is None and (window_decision := _split_windows(analysis, node, parts)) is not None:
+            wishes[node.name], decision = Wish(HEIGHT), window_decision
         elif _ends_images(analysis, node, decision):
             wishes[node.name] = Wish(None)
             continue
@@ -50,8 +50,8 @@ def _split_windows(analysis: Analysis, node: gs.Node, parts: int) -> AxisDecisio
     rule = known.rule
     if rule is None or len(rule.outputs[0]) < 3:
         return None
-    found = rule.factor_at(rule.outputs[0], HEIGHT.axis, HEIGHT.outer)
-    if found is None or (found[1] not in rule.windows and rule.apart is None):
+    rule_and_factor = rule.factor_at(rule.outputs[0], HEIGHT.axis, HEIGHT.outer)
+    if rule_and_factor is None or (rule_and_factor[1] not in rule.windows and rule.apart is None):
         return None
     return decide_by_wish(known, Wish(HEIGHT), parts)
 

@@ -49,8 +49,8 @@ def _split(analysis: Analysis, mesh: Mesh, axis: int) -> dict[str, Split]:
         search.run()
     if searches[0].chosen == searches[1].chosen:
         del searches[1]
-    found = [_improve(analysis, mesh, axis, search) for search in searches]
-    weights = min(found, key=lambda w: _sent_bytes(_lay_out(analysis, mesh, axis, w), axis))
+    results = [_improve(analysis, mesh, axis, search) for search in searches]
+    weights = min(results, key=lambda w: _sent_bytes(_lay_out(analysis, mesh, axis, w), axis))
     followers = follow_readers(_lay_out(analysis, mesh, axis, weights), axis, weights)
     return _split_heavy(analysis, mesh, axis, weights | followers)
 
@@ -73,8 +73,8 @@ def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch")
             if evaluations == 0:
                 return chosen
             evaluations -= 1
-            kept = {name: split for name, split in chosen.items() if name not in names}
-            tried = kept | ({} if place is None else dict.fromkeys(names, place))
+            others = {name: split for name, split in chosen.items() if name not in names}
+            tried = others | ({} if place is None else dict.fromkeys(names, place))
             sent = _sent_bytes(_lay_out(analysis, mesh, axis, tried), axis)
             if sent < least:
                 least, chosen, since_better = sent, tried, 1
@@ -243,12 +243,12 @@ class _WeightSearch:
 
     def _choose(self, weight: str) -> None:
         self._untried.discard(weight)
-        found = self._outcomes(weight, {1})
+        outcomes = self._outcomes(weight, {1})
         is_table = self._looks_ahead and any(self._nodes[r].op == "Gather" for r in self._readers[weight])
-        if not is_table and (not found or min(sent for sent, _ in found)):
-            found += self._outcomes(weight, range(2, MAX_BLOCKS + 1))
-        if found:
-            sent, split = min(found, key=lambda pair: pair[0])
+        if not is_table and (not outcomes or min(sent for sent, _ in outcomes)):
+            outcomes += self._outcomes(weight, range(2, MAX_BLOCKS + 1))
+        if outcomes:
+            sent, split = min(outcomes, key=lambda pair: pair[0])
             if sent and self._looks_ahead and self._is_of_light_ones(weight):
                 return
             self.chosen[weight] = split

@@ -85,7 +85,7 @@ class Coordinator:
         steps: Sequence[int],
         servers: Sequence[int],
         staleness: int | None,
-        kept: Sequence[PlanVariable],
+        local_variables: Sequence[PlanVariable],
         tell: Tell,
         answer: Answer,
         saves: SavePolicy,
@@ -94,7 +94,7 @@ class Coordinator:
         self.kept: dict[int, dict[str, Array]] = {}  # worker -> what it kept after that step
         self._servers = set(servers)
         self._applied = {worker: dict.fromkeys(servers, step) for worker, step in enumerate(steps)}
-        self._kept_variables = kept
+        self._kept_variables = local_variables
         self._tell = tell
         self._answer = answer
         self._clock = Clock(steps, staleness)
@@ -238,8 +238,8 @@ class Coordinator:
         life.opened.add(server)
         if life.opened == self._servers:
             worker = self._worker(session)
-            kept = self.kept.get(worker, {})
-            arrays = [kept[variable.name] for variable in self._kept_variables if kept]
+            local_values = self.kept.get(worker, {})
+            arrays = [local_values[variable.name] for variable in self._kept_variables if local_values]
             self._answer(session, Welcome(self.steps[worker]), arrays)
 
     def _lose(self, session: int) -> None:

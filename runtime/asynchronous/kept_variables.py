@@ -46,7 +46,7 @@ def kept_arrays(
 
 def mean_of_kept(of_workers: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Return what workers keep, put together."""
-    return {name: _mean([kept[name] for kept in of_workers]) for name in (of_workers or [{}])[0]}
+    return {name: _mean([values[name] for values in of_workers]) for name in (of_workers or [{}])[0]}
 
 
 def _mean(values: Sequence[Array]) -> Array:

@@ -99,9 +99,9 @@ class PeerSockets:
 def limit_of_messages(plan: Plan) -> int:
     """Return the most bytes that one value of a plan may take on its way."""
     buffers = [buffer.elements * np.dtype(buffer.dtype).itemsize for buffer in plan.buffers]
-    kept = [np.dtype(v.dtype).itemsize * math.prod(v.shape) for v in kept_variables(plan)]
+    local_variables = [np.dtype(v.dtype).itemsize * math.prod(v.shape) for v in kept_variables(plan)]
     rows = [_ROWS_AT_MOST * start.payload_bytes for start in plan.instructions if isinstance(start, Start)]
-    return max([_ROOM_BYTES, *buffers, *kept, *rows])
+    return max([_ROOM_BYTES, *buffers, *local_variables, *rows])
 
 
 def _read_all(ready: "zmq.Socket[bytes]", peers: Collection[bytes] | None) -> Iterator[Received]:

@@ -43,20 +43,20 @@ class ServerSaving:
 
     def __init__(
         self,
-        asked: Checkpoints,
+        options: Checkpoints,
         plan: Plan,
         rank: int,
         job: Job,
         folder: Path,
-        told: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
-        self._asked = asked
+        self._asked = options
         self._plan = plan
         self._rank = rank
         self._job = job
-        self._told = told
+        self._told = report
         pieces = pieces_of_servers(plan)
-        self._writer = CheckpointWriter(plan, rank, Path(asked.folder), asked.keep, pieces, folder)
+        self._writer = CheckpointWriter(plan, rank, Path(options.folder), options.keep, pieces, folder)
         self._begun_s = time.monotonic()
         self._begun = job.first_step  # the step of the checkpoint under way, or of the last
         self._is_told = True
@@ -70,10 +70,12 @@ class ServerSaving:
             return step // every_steps > self._begun // every_steps
         return every_s is not None and time.monotonic() - self._begun_s >= every_s
 
-    def begin(self, steps: tuple[int, ...], values: Mapping[str, Array], kept: Mapping[str, Array]) -> None:
+    def begin(
+        self, steps: tuple[int, ...], values: Mapping[str, Array], local_values: Mapping[str, Array]
+    ) -> None:
         """Copy what this server owns and begin to write it. `steps`: how many of each worker are in it."""
         begun_s = time.monotonic()
-        all_values = {**values, **{_KEPT + name: value for name, value in kept.items()}}
+        all_values = {**values, **{_KEPT + name: value for name, value in local_values.items()}}
         position = self._position(steps)
         self._begun, self._begun_s = position.step, begun_s
         self._writer.begin(all_values.__getitem__, position)

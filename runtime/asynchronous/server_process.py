@@ -38,11 +38,11 @@ class ServerProcess(SessionProcess):
         self._sources: dict[int, Source] = {}
         self._track = Track()
         self._first_values = self.first_values()
-        asked = self.job.checkpoints
+        options = self.job.checkpoints
         self._saving = (
             None
-            if asked is None
-            else ServerSaving(asked, self.plan, rank, self.job, folder, self._tell_written)
+            if options is None
+            else ServerSaving(options, self.plan, rank, self.job, folder, self._tell_written)
         )
         saves = SavePolicy() if self._saving is None else SavePolicy(self._saving.is_due, self._complete)
         around = Surroundings(self._feeds, self.mesh.post, self._save, self._keep, saves, self._track.through)
@@ -97,8 +97,8 @@ class ServerProcess(SessionProcess):
         chief = self._server.coordinator
         if chief is None:
             return {}
-        kept = mean_of_kept([chief.kept[worker] for worker in sorted(chief.kept)])
-        return kept or {v.name: self._first_values.part(v.name) for v in kept_variables(self.plan)}
+        means = mean_of_kept([chief.kept[worker] for worker in sorted(chief.kept)])
+        return means or {v.name: self._first_values.part(v.name) for v in kept_variables(self.plan)}
 
     def _save(self, steps: tuple[int, ...]) -> None:
         if self._saving is not None:

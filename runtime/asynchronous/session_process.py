@@ -44,8 +44,8 @@ class SessionProcess:
         """Return what variables begin with."""
         if self.job.resumed_from:
             return StoredValues(Path(self.job.resumed_from))
-        given = map_arrays(self.folder / INITIAL_FILE) if self.job.has_initial else None
-        return InitialValues(self.plan_folder, given)
+        initial = map_arrays(self.folder / INITIAL_FILE) if self.job.has_initial else None
+        return InitialValues(self.plan_folder, initial)
 
     def open_source(self) -> Source:
         """Open the data, as all workers together see it."""

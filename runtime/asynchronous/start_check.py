@@ -59,15 +59,15 @@ def await_start(folder: Path, part: str, number: int) -> None:
     workers = len(sessions.steps)
     name = server_name(number) if part == "server" else session_name(number, workers)
     first_life = server_name(number) if part == "server" else worker_name(worker_of(number, workers))
-    found, chief = look_around(job, sessions, first_life), next(iter(sessions.places))
+    findings, chief = look_around(job, sessions, first_life), next(iter(sessions.places))
     if name == first_life:
-        write_record(_found_file(folder, name), found)
+        write_record(_found_file(folder, name), findings)
     if name == chief:
         fault = _decide(folder, list(sessions.places), job.deadline_s)
         write_record(folder / VERDICT_FILE, StartDecision(fault is None))
     else:
         _await((folder / VERDICT_FILE).exists, job.deadline_s, chief)
-        fault = judge([_read(folder, chief), found]) if name != first_life else None
+        fault = judge([_read(folder, chief), findings]) if name != first_life else None
     if fault is not None:
         raise fault
     if not msgspec.json.decode((folder / VERDICT_FILE).read_bytes(), type=StartDecision).may_begin:
@@ -83,11 +83,11 @@ def give_up(folder: Path, name: str) -> None:
 def look_around(job: Job, sessions: SessionJob, name: str) -> HostFindings:
     """Return what a process finds on its machine; the first process of each looks for files and memory."""
     own = sessions.places[name]
-    found = msgspec.structs.replace(found_by(name), host=own.host)
+    findings = msgspec.structs.replace(found_by(name), host=own.host)
     try:
         plan = open_plan_folder(job.plan_folder).plan
     except BadPlan as fault:
-        return msgspec.structs.replace(found, lacks=(lack_of(fault),))
+        return msgspec.structs.replace(findings, lacks=(lack_of(fault),))
     place, _ = _members(plan)[name]
     here = [other for other, there in sessions.places.items() if there.address == own.address]
     is_chief = name == next(iter(sessions.places))
@@ -98,7 +98,7 @@ def look_around(job: Job, sessions: SessionJob, name: str) -> HostFindings:
         lacks += memory_lacks(sum(needed_bytes(plan, rank) for rank in ranks), f"{len(here)} processes")
     if is_chief:
         lacks += disk_lacks(plan, job)
-    return msgspec.structs.replace(found, device=place.device, plan_sha256=plan.sha256, lacks=tuple(lacks))
+    return msgspec.structs.replace(findings, device=place.device, plan_sha256=plan.sha256, lacks=tuple(lacks))
 
 
 def _members(plan: Plan) -> dict[str, tuple[Rank | SessionWorker, tuple[Rank, ...]]]:

@@ -94,10 +94,10 @@ class SessionsWatch:
         return SessionsEnd(tuple(self._trained), tuple(self._lost), self._stop.number)
 
     def _saves_at_the_end(self) -> bool:
-        asked = self._rules.checkpoints
-        if asked is None:
+        options = self._rules.checkpoints
+        if options is None:
             return False
-        return bool(self._stop.number) or asked.every_steps is not None or asked.every_s is not None
+        return bool(self._stop.number) or options.every_steps is not None or options.every_s is not None
 
     def _end_servers(self, saves: bool) -> None:
         self._mesh().post(self._chief, End(saves))
@@ -168,13 +168,15 @@ class SessionsWatch:
     def _forward(self) -> None:
         """Hand on what a person should know, and log the rest."""
         for name, line in [*taken(self._crew.lines), *self._supervisor.take_lines()]:
-            told = progress_in(line)
-            if isinstance(told, Saved):
-                self._saved_step = told.step
-            if told is None:
+            message = progress_in(line)
+            if isinstance(message, Saved):
+                self._saved_step = message.step
+            if message is None:
                 self._log.write(name, line)
-            elif self._on_progress is not None and (name == self._first() or not isinstance(told, Progress)):
-                self._on_progress(told)
+            elif self._on_progress is not None and (
+                name == self._first() or not isinstance(message, Progress)
+            ):
+                self._on_progress(message)
 
     def _first(self) -> str:
         """Return which process's progress is shown: the first worker's that trains."""

@@ -48,6 +48,9 @@ def _read(path: Path, at: str) -> dict[str, int]:
     for words in (line.split("#")[0].split() for line in lines):
         if words:
             name, _, count = words[0].partition(":")
-            given = [count, *(word.removeprefix("slots=") for word in words[1:] if word.startswith("slots="))]
-            slots.setdefault(name, max((int(text) for text in given if text.isdigit()), default=1))
+            counts = [
+                count,
+                *(word.removeprefix("slots=") for word in words[1:] if word.startswith("slots=")),
+            ]
+            slots.setdefault(name, max((int(text) for text in counts if text.isdigit()), default=1))
     return slots

@@ -96,11 +96,11 @@ def _scale(readers: Mapping[str, list[_Reader]], reader: _Reader, shape: tuple[i
 def _damping(readers: Mapping[str, list[_Reader]], convolution: onnx.NodeProto) -> float:
     """Return the variance of which a convolution's result shall have the inverse."""
     makers = {
-        output: reader.node for found in readers.values() for reader in found for output in reader.node.output
+        output: reader.node for uses in readers.values() for reader in uses for output in reader.node.output
     }
     node = convolution
-    while len(found := readers.get(node.output[0], [])) == 1:
-        node = found[0].node
+    while len(uses := readers.get(node.output[0], [])) == 1:
+        node = uses[0].node
         if _adds_branches(node, makers):
             if all(_ends_in_convolution(name, makers) for name in node.input):
                 return len(node.input)

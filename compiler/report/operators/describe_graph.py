@@ -87,8 +87,8 @@ def graph_columns(source: ReportSource, alternatives: Alternatives) -> dict[str,
 def _colours(plan: Plan) -> dict[str, list[str]]:
     """Return the colour of every rank that works on a replica, and that of text on it; none for servers."""
     colours = iter(colour_devices([rank.host for rank in plan.ranks if rank.replica is not None]))
-    found = [next(colours) if rank.replica is not None else None for rank in plan.ranks]
+    of_rank = [next(colours) if rank.replica is not None else None for rank in plan.ranks]
     return {
-        "fill": ["" if colour is None else colour.fill for colour in found],
-        "ink": ["" if colour is None else colour.ink for colour in found],
+        "fill": ["" if colour is None else colour.fill for colour in of_rank],
+        "ink": ["" if colour is None else colour.ink for colour in of_rank],
     }

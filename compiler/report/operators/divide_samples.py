@@ -18,7 +18,7 @@ def nodes_without_samples(
     nodes: Iterable[gs.Node], decisions: Mapping[str, Decision], variables: Collection[str]
 ) -> frozenset[str]:
     """Return the names of the nodes, in an order in which they can run, that divide no samples there."""
-    found: set[str] = set()
+    names: set[str] = set()
     others: set[tuple[str, Split]] = set()  # tensors and how they are split, where that is of no samples
     for node in nodes:
         decision = decisions.get(node.name)
@@ -34,6 +34,6 @@ def nodes_without_samples(
             for tensors, places in ((node.inputs, along.inputs), (node.outputs, along.outputs))
         )
         if any(name in variables or (name, place) in others for name, place in read):
-            found.add(node.name)
+            names.add(node.name)
             others |= read | made
-    return frozenset(found)
+    return frozenset(names)

@@ -6,8 +6,8 @@ from typing import Any
 
 def flattened(lists: Iterable[Sequence[int]]) -> dict[str, list[int]]:
     """Return lists of numbers as columns: `of` has them one behind the other, `lengths` how many of each."""
-    found = list(map(list, lists))
-    return {"of": [number for own in found for number in own], "lengths": [len(own) for own in found]}
+    rows = list(map(list, lists))
+    return {"of": [number for own in rows for number in own], "lengths": [len(own) for own in rows]}
 
 
 def shortened(data: Any) -> Any:  # what JSON holds is of any type

@@ -27,10 +27,10 @@ Considered = tuple[tuple[str, int, float, float, float, bool], ...]
 
 def group_columns(groups: NodeGroups, names: Names, alternatives: Alternatives) -> dict[str, object]:
     """Return for each group its operator, its layer, what it may split, and what else it could be."""
-    told = Interned[Considered]()
+    interned = Interned[Considered]()
     each = alternatives.of_groups or ((),) * len(groups.groups)
     considered = [
-        told(_considered(group, each[place] if group.operator is not None else ()))
+        interned(_considered(group, each[place] if group.operator is not None else ()))
         for place, group in enumerate(groups.groups)
     ]
     return {
@@ -38,7 +38,7 @@ def group_columns(groups: NodeGroups, names: Names, alternatives: Alternatives) 
         "layer": [group.layer for group in groups.groups],
         "dimensions": [_dimensions(group) for group in groups.groups],
         "considered": considered,
-        "alternatives": told.items,
+        "alternatives": interned.items,
         "whyNone": alternatives.why_none,
     }
 

@@ -111,10 +111,10 @@ def _priced(
 ) -> tuple[Alternative, ...]:
     own = pricer.price(group, taken)
     others = (pricer.price(group, c) for c in candidates if _plain(c.split) != _plain(taken.split))
-    found = [other for other in others if other is not None]
+    alternatives = [other for other in others if other is not None]
     if own is not None:
-        found.insert(0, replace(own, taken=True))
-    return tuple(sorted(found, key=lambda each: each.computing_s + each.updating_s))
+        alternatives.insert(0, replace(own, taken=True))
+    return tuple(sorted(alternatives, key=lambda each: each.computing_s + each.updating_s))
 
 
 def _plain(split: SplitDegrees) -> SplitDegrees:

@@ -11,9 +11,9 @@ _DATA = re.compile(r'<script type="application/json" class="timeline-data">(.*?)
 
 def words_of_page(page: str) -> dict[int, Words]:
     """Return the words by the instructions' places; nothing where the page has no timeline."""
-    found = _DATA.search(page)
-    if found is None:
+    match = _DATA.search(page)
+    if match is None:
         return {}
-    data = unpacked(json.loads(found[1]))
-    words = [Words(*told) for told in data["words"]]
+    data = unpacked(json.loads(match[1]))
+    words = [Words(*fields) for fields in data["words"]]
     return {place: words[number] for place, number in enumerate(data["instructions"]) if number >= 0}
