@@ -12,7 +12,7 @@ from partc.cost.named_strategy import NAMES, NamedStrategy, parse_named
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.passes.layouts.strategy_meshes import meshes_of
-from partc.passes.search.operator_space import Together
+from partc.passes.search.operators.operator_space import Together
 from partc.runtime.errors import BadStrategy, BadUsage, one_of
 from partc.runtime.plan.program import Aggregation, Rounding
 

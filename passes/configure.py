@@ -34,7 +34,7 @@ from partc.passes.layouts.strategy_meshes import (
     number_of,
     own_axes,
 )
-from partc.passes.search.forward_nodes import forward_nodes
+from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.runtime.errors import BadStrategy, some_of
 
 WILDCARDS = {"*": ".*", "?": "."}  # alone: brackets are ordinary in names of nodes

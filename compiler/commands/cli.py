@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from partc.compiler.commands.command_line.declare import declare
-from partc.compiler.commands.command_line.grouped_help import GroupedGroup
+from partc.compiler.commands.command_line.panels import GroupedGroup
 from partc.runtime.errors import BadUsage, InternalError, PartcError, RankFailed, Stopped, nearest, one_tree
 from partc.runtime.log import configure_log, log, printable
 from partc.runtime.supervision.stop_signals import raise_when_stopped
@@ -139,7 +139,7 @@ def _tell(error: PartcError, as_json: bool) -> None:
     print(printable(f"partc: {error}"), file=sys.stderr)
     if as_json:
         from partc.compiler.commands.console import write_json
-        from partc.compiler.commands.results.failure import Failure
+        from partc.compiler.commands.results.schemas import Failure
 
         write_json(Failure(type(error).__name__, error.what, error.at, error.fix))
 

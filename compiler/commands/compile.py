@@ -28,7 +28,7 @@ from partc.compiler.commands.console import answer, note, tell, working_on
 from partc.compiler.commands.results.plans import ComparedStrategy, Compiled, Decided, RankMemory
 from partc.compiler.comparison.what_if_rows import what_if_lines
 from partc.compiler.compilation import Compilation
-from partc.compiler.machines.check_devices import unusable_gpus
+from partc.compiler.machines.this_machine import unusable_gpus
 from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partitioner, SearchOptions
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.report.choices.describe_mesh import describe_grid

@@ -24,7 +24,7 @@ from partc.compiler.output.write_measured import write_measured
 from partc.compiler.recompile import HostsLeft
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
-from partc.runtime.asynchronous.session import plan_of_data
+from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.engines.joined import check_place, take_place
 from partc.runtime.errors import BadUsage

@@ -9,7 +9,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, LOWERING, run
 from partc.compiler.planning.build_plan import build_plan
-from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.simulation.roofline import CountedWork, work_s
@@ -18,9 +18,9 @@ from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.count_work import count_update
-from partc.passes.search.group_layouts import GroupLayouts
-from partc.passes.search.grouped_step import GroupedStep, group_step
+from partc.passes.search.operators.count_work import count_update
+from partc.passes.search.operators.group_layouts import GroupLayouts
+from partc.passes.search.operators.grouped_step import GroupedStep, group_step
 from partc.runtime.errors import InputError
 from partc.runtime.log import silent_log
 from partc.runtime.plan.program import ABSORBED, KernelWork, Run

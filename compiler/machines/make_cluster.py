@@ -23,8 +23,7 @@ from partc.compiler.machines.this_machine import Hardware, look_at_this_machine,
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, read_resource_file
 from partc.cost.cluster.detect_gpus import GPU_TYPES, Gpu, check_gpu_type, detect_gpus
 from partc.cost.cluster.machines import Device, Host, Link
-from partc.runtime.engines.allotted_nodes import allotted_slots
-from partc.runtime.engines.node_lists import spell_out_counts, spell_out_nodes
+from partc.runtime.engines.allotted_nodes import allotted_slots, spell_out_counts, spell_out_nodes
 from partc.runtime.errors import BadCluster, BadUsage
 
 SWITCH = "switch"

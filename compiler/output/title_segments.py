@@ -19,7 +19,7 @@ import onnx
 from partc.passes.analysis import Analysis
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.schedule import Chunk
-from partc.passes.search.forward_nodes import forward_nodes
+from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.runtime.plan.device_index import index_ranges
 from partc.runtime.plan.program import Site
 

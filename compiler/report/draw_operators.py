@@ -14,8 +14,8 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.report.device_colours import Colour, colour_devices
 from partc.compiler.report.units import count, join_words, plural, shorten, some_ranges
 from partc.passes.layouts.strategy_meshes import BATCH
-from partc.passes.search.find_groups import OperatorGroup, find_groups
-from partc.passes.search.read_configs import OperatorGrid, read_grids
+from partc.passes.search.operators.find_groups import OperatorGroup, find_groups
+from partc.passes.search.operators.read_configs import OperatorGrid, read_grids
 from partc.runtime.plan.program import Rank
 
 WIDTH = 152

@@ -18,20 +18,20 @@ import numpy as np
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, run
-from partc.compiler.search.own_space import OwnSpace
-from partc.compiler.search.walk_tasks import LEAST_GAIN, State
+from partc.compiler.search.operators.own_space import OwnSpace
+from partc.compiler.search.operators.walk_tasks import LEAST_GAIN, State
 from partc.compiler.search.whole_steps import Priced, WholeSteps
 from partc.compiler.settle_options import begin_compilation
 from partc.compiler.task_graphs.block_costs import BlockCosts
 from partc.compiler.task_graphs.step_blocks import ParameterOf
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.cost.cluster.cluster import Cluster, ranks_of
-from partc.cost.placement.conflicts import find_conflict
-from partc.cost.placement.latency import MOST_SAT_NODES, list_schedule, place_for_latency
-from partc.cost.placement.problem import Node, Problem
+from partc.cost.placement.latency.latency import MOST_SAT_NODES, list_schedule, place_for_latency
+from partc.cost.placement.problems.problem import Node, Problem
+from partc.cost.placement.throughput.conflicts import find_conflict
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, Strategy
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.search.operator_space import OperatorConfig
+from partc.passes.search.operators.operator_space import OperatorConfig
 from partc.runtime.errors import BadUsage, NoPlacement
 
 SOLVER_SHARE = 0.25  # of the budget: for each of both problems

@@ -21,23 +21,22 @@ from math import inf
 import numpy as np
 
 from partc.compiler.options import Options, SearchMethod, SearchOptions
-from partc.compiler.search.climb_pipelines import climb_pipelines
-from partc.compiler.search.estimate_pipelines import PipelineEstimate
-from partc.compiler.search.exhaust import Exhausted, check_states, exhaust
-from partc.compiler.search.interrupts import BudgetSpent, interrupted_at
 from partc.compiler.search.name_what_fits import names_by_need
-from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.operators.exhaust import Exhausted, check_states, exhaust
+from partc.compiler.search.operators.own_space import OwnSpace
+from partc.compiler.search.operators.search_additively import solve_additively
+from partc.compiler.search.operators.walk_chains import walk_rounds
+from partc.compiler.search.operators.walk_tasks import BestStates, State, climb, fewer_replicas
+from partc.compiler.search.pipelines.climb_pipelines import climb_pipelines
+from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
+from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.compiler.search.rank_names import rank_names
-from partc.compiler.search.search_limit import SearchLimit
-from partc.compiler.search.solve_additively import solve_additively
-from partc.compiler.search.step_pipelines import StepPipelines
-from partc.compiler.search.walk_chains import walk_rounds
-from partc.compiler.search.walk_tasks import BestStates, State, climb, fewer_replicas
+from partc.compiler.search.search_limit import BudgetSpent, SearchLimit, interrupted_at
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.simulation.task_graph import compile_kernels
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.search.pipeline_space import Pipeline
+from partc.passes.search.stages.pipeline_space import Pipeline
 from partc.runtime.errors import BadUsage, DoesNotFit, NoPlacement
 
 NAMED_SHARE = 0.5  # of the budget: what named strategies may take
@@ -267,7 +266,7 @@ class _Search:
         try:
             self._walk_rounds(own, starts, best)
         except KeyboardInterrupt:
-            if best.found:
+            if best.seconds:
                 self._see_state(own, best.in_order()[0], OPERATORS_OWN)
             raise
 

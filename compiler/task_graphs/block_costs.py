@@ -23,7 +23,7 @@ from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_blocks import TaskBlock
 from partc.cost.simulation.task_arrays import OWN, Floats
 from partc.cost.simulation.task_graph import BlockTasks
-from partc.passes.search.operator_space import OperatorConfig
+from partc.passes.search.operators.operator_space import OperatorConfig
 
 
 @dataclass(frozen=True, slots=True)

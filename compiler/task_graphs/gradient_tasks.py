@@ -16,9 +16,9 @@ from partc.cost.simulation.task_arrays import Floats, Ints
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.count_work import count_update
-from partc.passes.search.group_layouts import plain
-from partc.passes.search.grouped_step import GroupedStep
+from partc.passes.search.operators.count_work import count_update
+from partc.passes.search.operators.group_layouts import plain
+from partc.passes.search.operators.grouped_step import GroupedStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from partc.compiler.task_graphs.task_blocks import (
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves, Where
 from partc.passes.layouts.layouts import Layout
-from partc.passes.search.group_layouts import GroupLayouts
-from partc.passes.search.grouped_step import ASIDE, FORWARD, GroupedStep, Way
+from partc.passes.search.operators.group_layouts import GroupLayouts
+from partc.passes.search.operators.grouped_step import ASIDE, FORWARD, GroupedStep, Way
 
 Computing = tuple[int, Way]  # a group, and on which way
 

@@ -17,9 +17,9 @@ from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace
 from partc.cost.simulation.task_arrays import Floats
 from partc.cost.simulation.task_graph import TaskGraph
-from partc.passes.search.group_layouts import GroupLayouts
-from partc.passes.search.grouped_step import GroupedStep
-from partc.passes.search.operator_space import OperatorConfig
+from partc.passes.search.operators.group_layouts import GroupLayouts
+from partc.passes.search.operators.grouped_step import GroupedStep
+from partc.passes.search.operators.operator_space import OperatorConfig
 
 MOST_REMEMBERED = 50_000  # blocks
 

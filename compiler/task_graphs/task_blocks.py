@@ -20,8 +20,8 @@ from partc.cost.simulation.task_graph import BlockTasks
 from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.group_layouts import CollectiveKind, GroupLayout, plain
-from partc.passes.search.grouped_step import Way
+from partc.passes.search.operators.group_layouts import CollectiveKind, GroupLayout, plain
+from partc.passes.search.operators.grouped_step import Way
 
 NOT_HERE = -1  # in place of a worker's task
 

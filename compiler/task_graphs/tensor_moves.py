@@ -12,7 +12,7 @@ from partc.cost.simulation.task_arrays import Ints, Longs, compiled
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import Layout, Split
 from partc.passes.layouts.meshes import Mesh
-from partc.passes.search.group_layouts import Placements
+from partc.passes.search.operators.group_layouts import Placements
 from partc.runtime.plan.moves import region_of
 from partc.runtime.plan.record import Range
 

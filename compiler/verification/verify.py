@@ -33,7 +33,7 @@ from partc.compiler.verification.ranks import Data, Launcher, Ranks, launch_daem
 from partc.compiler.verification.reference import TABLE_LIMIT_BYTES, Reference, make_reference
 from partc.compiler.verification.rounding import Rounding
 from partc.compiler.verification.total_batches import total_batches
-from partc.runtime.asynchronous.session import with_one_worker
+from partc.runtime.asynchronous.sessions.session import with_one_worker
 from partc.runtime.check_arguments import public
 from partc.runtime.data.feeds import open_source
 from partc.runtime.data.initial import InitialValues

@@ -26,7 +26,7 @@ import msgspec
 from partc.cost.cluster.cluster_checks import check_machines, check_mpiexec_options
 from partc.cost.cluster.detect_gpus import gpus_of
 from partc.cost.cluster.machines import Device, Host, Link
-from partc.runtime.asynchronous.session import SESSION_HOST
+from partc.runtime.asynchronous.sessions.session import SESSION_HOST
 from partc.runtime.errors import BadCluster
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import Site

@@ -17,7 +17,7 @@ from partc.passes.graph.facts import UNKNOWN
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Places
 from partc.passes.rules.sharding_rules import rule_of
-from partc.passes.search.forward_nodes import forward_nodes
+from partc.passes.search.operators.forward_nodes import forward_nodes
 
 
 def place_nodes(analysis: Analysis, stage_of: Mapping[str, int], stages: int) -> Places:

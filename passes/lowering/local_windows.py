@@ -16,8 +16,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
-from partc.passes.lowering.overlap import Pads, by_place, pad
 from partc.passes.lowering.weigh_windows import Ranges, SpaceParts, WindowWeights, weigh, window_weights
+from partc.passes.lowering.widen import Pads, by_place, pad
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.windows import window_functions as functions
 from partc.passes.windows.read_windows import (

@@ -72,7 +72,7 @@ class ShardingRule:
 
     Bounds are an op's lengths, starts or pads: known, counted from the front and within the axis. They are
     those of the whole. A rank whose input 0 has one n-th of an axis needs an n-th of each number that counts
-    its entries (passes/lowering/local_bounds.py); where the parts of the axis allow no split, n is 1.
+    its entries (passes/lowering/lower_node.py); where the parts of the axis allow no split, n is 1.
     """
 
     inputs: tuple[Dims | None, ...]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from partc.runtime.asynchronous.job import (
+from partc.runtime.asynchronous.processes.job import (
     ServerReport,
     SessionsEnd,
     WorkerReport,
@@ -16,7 +16,7 @@ from partc.runtime.asynchronous.job import (
     report_file,
     session_outputs_file,
 )
-from partc.runtime.asynchronous.session import own_ranks, server_name, servers_of, worker_name
+from partc.runtime.asynchronous.sessions.session import own_ranks, server_name, servers_of, worker_name
 from partc.runtime.data.checkpoint import TensorFile, read_array, read_arrays, write_arrays, write_tensors
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.job import Job, variables_file

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from partc.runtime.asynchronous.kept_variables import kept_arrays, kept_variables
-from partc.runtime.asynchronous.messages import (
+from partc.runtime.asynchronous.sessions.kept_variables import kept_arrays, kept_variables
+from partc.runtime.asynchronous.sessions.messages import (
     Applied,
     Ask,
     Begin,
@@ -19,7 +19,7 @@ from partc.runtime.asynchronous.messages import (
     SessionMessage,
     Welcome,
 )
-from partc.runtime.asynchronous.session import (
+from partc.runtime.asynchronous.sessions.session import (
     Post,
     own_ranks,
     peer_of,
@@ -30,7 +30,7 @@ from partc.runtime.asynchronous.session import (
     session_name,
     worker_of,
 )
-from partc.runtime.asynchronous.session_transport import SessionTransport
+from partc.runtime.asynchronous.sessions.session_transport import SessionTransport
 from partc.runtime.data.initial import FirstValues
 from partc.runtime.execution.device import Sessions, device_of
 from partc.runtime.execution.environment import Environment

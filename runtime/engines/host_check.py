@@ -5,7 +5,7 @@ the first of each machine     the plan's files, memory, the data's files
 rank 0                        room for a checkpoint; whether versions and plans are the same everywhere
 
 Before MPI begins, which needs it, each rank looks for shared memory. Processes of asynchronous
-training do the same: asynchronous/start_check.py brings together what they find.
+training do the same: asynchronous/processes/start_check.py brings together what they find.
 """
 
 import ctypes

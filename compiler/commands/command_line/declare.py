@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from partc.compiler.commands.command_line.grouped_help import GroupedCommand
+from partc.compiler.commands.command_line.panels import GroupedCommand
 from partc.compiler.commands.console import Verbosity, writing
 
 Function = TypeVar("Function", bound=Callable[..., object])

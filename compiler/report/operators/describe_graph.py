@@ -7,7 +7,7 @@ import onnx
 from markupsafe import Markup
 
 from partc.compiler.report.device_colours import colour_devices
-from partc.compiler.report.operators.encode_columns import shortened
+from partc.compiler.report.operators.columns import number_names, shortened
 from partc.compiler.report.operators.find_subjects import SubjectFinder
 from partc.compiler.report.operators.group_columns import (
     drawing_columns,
@@ -17,7 +17,6 @@ from partc.compiler.report.operators.group_columns import (
 )
 from partc.compiler.report.operators.group_nodes import group_nodes
 from partc.compiler.report.operators.node_columns import NANOSECONDS, node_columns
-from partc.compiler.report.operators.number_names import number_names
 from partc.compiler.report.operators.price_alternatives import Alternatives, price_alternatives
 from partc.compiler.report.operators.tell_ranks import tell_ranks
 from partc.compiler.report.operators.trace_nodes import trace_nodes

@@ -18,9 +18,9 @@ from itertools import pairwise
 import onnx_graphsurgeon as gs
 
 from partc.compiler.compilation import Compilation
-from partc.passes.search.find_groups import OperatorGroup, find_groups
-from partc.passes.search.forward_nodes import forward_nodes
-from partc.passes.search.grouped_step import GroupedStep, group_step
+from partc.passes.search.operators.find_groups import OperatorGroup, find_groups
+from partc.passes.search.operators.forward_nodes import forward_nodes
+from partc.passes.search.operators.grouped_step import GroupedStep, group_step
 
 MOST_LAYERS = 40
 ALIKE = 0.8  # of operators, that blocks repeat

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.units import count
-from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.task_graphs.block_costs import BlockCosts
 from partc.passes.layouts.strategy_meshes import BATCH
-from partc.passes.search.operator_space import OperatorConfig, SplitDegrees
-from partc.passes.search.read_configs import read_grids
+from partc.passes.search.operators.operator_space import OperatorConfig, SplitDegrees
+from partc.passes.search.operators.read_configs import read_grids
 from partc.runtime.errors import UnsupportedModel
 
 MOST_NODES = 4000  # of larger steps, and on more workers, pricing takes longer than a reader waits for

@@ -7,9 +7,8 @@ from math import prod
 import numpy as np
 
 from partc.compiler.report.describe_messages import Words
-from partc.compiler.report.operators.encode_columns import flattened
+from partc.compiler.report.operators.columns import Names, flattened
 from partc.compiler.report.operators.find_subjects import SubjectFinder
-from partc.compiler.report.operators.number_names import Names
 from partc.compiler.report.packed_json import Interned
 from partc.runtime.plan.boxes import describe_box, is_empty, local_shape
 from partc.runtime.plan.program import Plan, Run, Start, Store, Wait
