@@ -218,7 +218,7 @@ class RowsOfBatch:
 
 
 # Ops that hand elements on as they are.
-MOVING = frozenset(
+KEEPS_ELEMENTS = frozenset(
     "Concat Expand Flatten Gather GatherElements GatherND Identity Pad Reshape Slice Split Squeeze Tile "
     "Transpose Unsqueeze Where".split()
 )
@@ -238,7 +238,7 @@ def passed_types(
             element = types.get(name)
             if not name or name not in of_samples or (element is not None and element not in FLOATS):
                 continue
-            own = [] if element is None or node.op_type in MOVING else [_dtype(element)]
+            own = [] if element is None or node.op_type in KEEPS_ELEMENTS else [_dtype(element)]
             if before or own:
                 rounding[name] = max([*before, *own], key=eps_of)
     return {name: rounding[name] for name in results if name in rounding}

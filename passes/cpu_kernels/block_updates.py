@@ -24,7 +24,7 @@ from onnx import helper, numpy_helper
 
 from partc.passes.cpu_kernels.segment_values import FreshNames, known_shapes
 
-POINTWISE = frozenset(
+BLOCKABLE_OPS = frozenset(
     [
         "Add",
         "Sub",
@@ -133,7 +133,7 @@ class _Blocking:
         return producer in self.candidates and reader not in self.candidates
 
     def _is_candidate(self, node: onnx.NodeProto) -> bool:
-        if node.op_type not in POINTWISE or node.domain or len(node.output) != 1:
+        if node.op_type not in BLOCKABLE_OPS or node.domain or len(node.output) != 1:
             return False
         shape = self.shapes.get(node.output[0])
         if not shape or None in shape or _blocks_of(shape) is None:

@@ -12,9 +12,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.facts import UNKNOWN, Facts, Shape
 from partc.passes.rules.rules_elementwise import Rule, named
 from partc.passes.rules.rules_parts import aligned_cuts, bounds_of
-from partc.passes.rules.sharding_rule import Axis, Dims, ShardingRule
-
-LINEAR = frozenset({0})
+from partc.passes.rules.sharding_rule import LINEAR_IN_FIRST, Axis, Dims, ShardingRule
 
 
 def common_factors(source: Shape, target: Shape) -> tuple[Dims, Dims, dict[str, int]]:
@@ -79,7 +77,7 @@ def reshape(node: gs.Node, facts: Facts) -> ShardingRule:
         (target_dims,),
         sizes,
         ((0,),),
-        LINEAR,
+        LINEAR_IN_FIRST,
         whole=_unshared(source_dims, target_dims),
         shape_inputs=shape_inputs,
         moves=True,
@@ -95,7 +93,9 @@ def transpose(node: gs.Node, facts: Facts) -> ShardingRule:
     """Transpose: the axes change places."""
     dims, sizes = named("d", facts.shape(node.inputs[0].name))
     order = node.attrs.get("perm", list(range(len(dims)))[::-1])
-    return ShardingRule((dims,), (tuple(dims[axis] for axis in order),), sizes, ((0,),), LINEAR, moves=True)
+    return ShardingRule(
+        (dims,), (tuple(dims[axis] for axis in order),), sizes, ((0,),), LINEAR_IN_FIRST, moves=True
+    )
 
 
 def expand(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -107,7 +107,9 @@ def expand(node: gs.Node, facts: Facts) -> ShardingRule:
         () if size == 1 and output[axis + offset] != 1 else (f"d{axis + offset}",)
         for axis, size in enumerate(from_shape)
     )
-    return ShardingRule((source, None), (dims,), sizes, ((0,),), LINEAR, shape_inputs={1: 0}, moves=True)
+    return ShardingRule(
+        (source, None), (dims,), sizes, ((0,),), LINEAR_IN_FIRST, shape_inputs={1: 0}, moves=True
+    )
 
 
 def constant_of_shape(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -144,7 +146,7 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
         (tuple(out),),
         sizes,
         terms,
-        LINEAR if linear else frozenset(),
+        LINEAR_IN_FIRST if linear else frozenset(),
         whole=_unshared(tuple(into), tuple(out)),
         shape_inputs={3: 0} if spells_shape else {},
         bounds=bounds_of(node, facts, cuts),

@@ -22,6 +22,7 @@ Fill = Literal["zero", "lowest"]
 Axis = tuple[str, ...]
 Dims = tuple[Axis, ...]
 Combine = Literal["sum", "mean", "max", "min"]
+LINEAR_IN_FIRST = frozenset({0})
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,10 @@ MOST_HOT_ELEMENTS = 1 << 20
 MOST_VALUES = 8  # of a constant of integers that is told by its values: axes, say
 TOLD_BY_VALUE = frozenset({"Pow"})  # which has a kernel of its own for squares
 PRODUCTS = frozenset({"MatMul", "Gemm"})
-VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size", "Constant"})
+# They take next to no time, whatever their sizes.
+WITHOUT_KERNEL = frozenset(
+    {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size", "Constant"}
+)
 SIZED_BY_VALUES = frozenset(
     {"Expand", "ConstantOfShape", "Tile", "Slice", "Split", "Pad", "Resize", "Range", "OneHot", "EyeLike"}
 )
@@ -112,7 +115,7 @@ class KernelNamer:
         """Return a node's key, None where it has none. `transposes`: those that vanish, by their results."""
         if node.op == "Transpose" and node.outputs[0].name in transposes:
             return ABSORBED
-        if node.op in VIEWS | SIZED_BY_VALUES or not node.outputs:
+        if node.op in WITHOUT_KERNEL | SIZED_BY_VALUES or not node.outputs:
             return None
         attributes = _attributes(node)
         results = [tensor for tensor in node.outputs if tensor.name]

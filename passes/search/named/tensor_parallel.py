@@ -26,7 +26,7 @@ from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.passes.search.operators.forward_nodes import find_variables_behind, forward_nodes
 
 LOOKAHEAD = 120  # ops behind a weight that are looked at
-LIGHT = 0.05  # of all weights' bytes: what may stay whole together
+WHOLE_SHARE = 0.05  # of all weights' bytes: what may stay whole together
 NODES_EVALUATED = 50_000  # in whole steps, for a weight's splits to be compared
 MOST_UNEVEN = 1.25  # what the largest part has of the mean
 MAX_BLOCKS = 8  # before a factor: gates of an LSTM, query, key and value
@@ -87,7 +87,7 @@ def _split_heavy(analysis: Analysis, mesh: Mesh, axis: int, chosen: Mapping[str,
     whole = sorted(nbytes.keys() - chosen.keys(), key=lambda name: (-nbytes[name], name))  # largest first
     split = dict(chosen)
     for place, name in enumerate(whole):
-        if sum(nbytes[other] for other in whole[place:]) <= LIGHT * sum(nbytes.values()):
+        if sum(nbytes[other] for other in whole[place:]) <= WHOLE_SHARE * sum(nbytes.values()):
             break
         tried = [{**split, name: at} for at in _places_of(variables[name].shape, mesh.size(axis))]
         split = min(tried, key=lambda s: _sent_bytes(_lay_out(analysis, mesh, axis, s), axis), default=split)
@@ -212,7 +212,7 @@ class _WeightSearch:
 
     def _are_light(self, names: Collection[str]) -> bool:
         """Tell whether weights may stay whole together."""
-        return sum(self._nbytes[name] for name in names) <= LIGHT * sum(self._nbytes.values())
+        return sum(self._nbytes[name] for name in names) <= WHOLE_SHARE * sum(self._nbytes.values())
 
     def _surroundings(self, weight: str) -> tuple[str, ...]:
         """Return the ops that read a weight, and those that read what these make."""
