@@ -53,7 +53,7 @@ def with_homes(graph: LaidOutGraph, order: NodeOrder, homes: Mapping[str, Layout
 
     Needs: nothing is on servers.
     """
-    assert not graph.synchronised.chosen, "workers keep all variables"
+    assert not graph.synchronised.owner, "workers keep all variables"
     changed = replace(
         graph,
         configuration=replace(graph.configuration, homes=homes),
