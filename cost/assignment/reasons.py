@@ -37,8 +37,8 @@ def _mechanisms(fact: SyncFacts, how: Synchronisation) -> Iterator[str]:
     if how.post_aggregation == "worker":
         yield " Ops between the summed gradient and the update run on the workers, which fetch the sum."
     if how.on_servers:
-        saved = 1 - fact.boundary_share
-        yield f" The servers run {', '.join(how.on_servers)}, which saves {saved * 100:.0f} % of what is fetched."
+        saved = f"{(1 - fact.boundary_share) * 100:.0f} %"
+        yield f" The servers run {', '.join(how.on_servers)}, which saves {saved} of what is fetched."
 
 
 def _sparse_background(fact: SyncFacts) -> str:
