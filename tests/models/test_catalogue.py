@@ -57,3 +57,9 @@ def test_an_option_that_is_not_key_value_is_refused(text: str) -> None:
 def test_resnet50_has_no_float64_because_onnxruntime_has_no_such_convolution() -> None:
     with pytest.raises(ModelRequestError, match="dtype"):
         build_model("resnet50", dtype="float64")
+
+
+def test_an_option_of_a_model_has_one_value() -> None:
+    assert parse_options(["vocab=5", "vocab=5"]) == {"vocab": "5"}
+    with pytest.raises(ModelRequestError, match="two values of vocab"):
+        parse_options(["vocab=5", "vocab=6"])
