@@ -27,10 +27,10 @@ def public(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Return a function from which nothing but PartcErrors come, and what its caller's own code raises."""
 
     @wraps(function)
-    def checked(*given: Given.args, **named: Given.kwargs) -> Result:
-        check_call(function, given, named)
+    def checked(*positional: Given.args, **named: Given.kwargs) -> Result:
+        check_call(function, positional, named)
         with one_tree(comes_from_caller):
-            return function(*given, **named)
+            return function(*positional, **named)
 
     return checked
 
@@ -40,19 +40,21 @@ def public_record(kind: Kind) -> Kind:
     made: Callable[..., None] = kind.__init__  # type: ignore[misc]  # of the class, which has no subclasses
 
     @wraps(made)
-    def checked(self: object, *given: object, **named: object) -> None:
-        _bind(made, (self, *given), named, kind.__name__)
-        made(self, *given, **named)
+    def checked(self: object, *positional: object, **named: object) -> None:
+        _bind(made, (self, *positional), named, kind.__name__)
+        made(self, *positional, **named)
 
     kind.__init__ = checked  # type: ignore[misc]
     return kind
 
 
-def check_call(function: Callable[..., object], given: tuple[object, ...], named: dict[str, Any]) -> None:
+def check_call(
+    function: Callable[..., object], positional: tuple[object, ...], named: dict[str, Any]
+) -> None:
     """Raise BadUsage where a call does not fit a function's signature and annotations."""
     name = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
     signature, hints = inspect.signature(function), _hints(function)
-    for argument, value in _bind(function, given, named, name).items():
+    for argument, value in _bind(function, positional, named, name).items():
         kind = signature.parameters[argument].kind
         if argument in hints and kind not in (
             inspect.Parameter.VAR_KEYWORD,
@@ -62,12 +64,12 @@ def check_call(function: Callable[..., object], given: tuple[object, ...], named
 
 
 def _bind(
-    function: Callable[..., object], given: tuple[object, ...], named: Mapping[str, object], name: str
+    function: Callable[..., object], positional: tuple[object, ...], named: Mapping[str, object], name: str
 ) -> Mapping[str, object]:
     """Return a call's arguments by name. Raises BadUsage where the function does not take them."""
     signature = inspect.signature(function)
     try:
-        return signature.bind(*given, **named).arguments
+        return signature.bind(*positional, **named).arguments
     except TypeError as error:
         raise _not_bound(signature, named, name, str(error)) from None
 
@@ -94,7 +96,9 @@ def comes_from_caller(error: Exception) -> bool:
     return False
 
 
-def _not_bound(signature: inspect.Signature, named: Mapping[str, object], name: str, said: str) -> BadUsage:
+def _not_bound(
+    signature: inspect.Signature, named: Mapping[str, object], name: str, message: str
+) -> BadUsage:
     by_name = [
         p.name
         for p in signature.parameters.values()
@@ -104,7 +108,7 @@ def _not_bound(signature: inspect.Signature, named: Mapping[str, object], name: 
     unknown = [key for key in named if key not in by_name and not takes_any]
     if unknown:
         return BadUsage(f"no argument {unknown[0]!r}", at=f"{name}()", fix=one_of(by_name, unknown[0]))
-    return BadUsage(said, at=f"{name}()", fix=f"call {name}{_shown(signature)}")
+    return BadUsage(message, at=f"{name}()", fix=f"call {name}{_shown(signature)}")
 
 
 def _shown(signature: inspect.Signature) -> str:
@@ -126,11 +130,11 @@ def _hints(annotated: Any) -> dict[str, Any]:
 def _check(value: object, hint: Any, at: str) -> None:
     """Raise BadUsage where a value is not of a type."""
     if not _fits(value, hint):
-        shown = repr(value)
-        shown = shown if len(shown) <= _MOST_SHOWN and "\n" not in shown else f"a {type(value).__name__}"
+        text = repr(value)
+        text = text if len(text) <= _MOST_SHOWN and "\n" not in text else f"a {type(value).__name__}"
         choices = _choices(hint)
         fix = one_of(choices, value) if choices and isinstance(value, str) else f"give {_told(hint)}"
-        raise BadUsage(f"{shown} is not {_told(hint)}", at=at, fix=fix)
+        raise BadUsage(f"{text} is not {_told(hint)}", at=at, fix=fix)
     if is_dataclass(value) and type(value).__module__.startswith("partc."):
         kind: Any = type(value)
         hints = _hints(kind)
