@@ -6,8 +6,10 @@ mpi-operator    a host file: a line for each node, `NAME slots=2` or `NAME:2`; w
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from partc.runtime.engines.machines import Machines
 from partc.runtime.engines.node_lists import spell_out_nodes
 from partc.runtime.errors import BadUsage
 
@@ -24,6 +26,14 @@ def allotted_nodes() -> tuple[str, ...]:
     if (written := os.environ.get("SLURM_JOB_NODELIST")) and "SLURM_JOB_ID" in os.environ:
         return spell_out_nodes(written, f"SLURM_JOB_NODELIST={written}")
     return tuple(allotted_slots())
+
+
+def on_allotted_nodes(machines: Machines, hosts: Sequence[str]) -> Machines:
+    """Return where a plan's hosts are within this allocation: those without addresses on its nodes, in order.
+
+    Raises BadUsage where there are fewer nodes than hosts, more than one.
+    """
+    return machines.on(allotted_nodes(), list(dict.fromkeys(hosts)))
 
 
 def allotted_slots() -> dict[str, int]:
