@@ -62,7 +62,13 @@ def find_gradients(training: TrainingGraph) -> dict[str, Gradient]:
     walks = [_walk(variable, tensors, facts) for variable in training.variables.values()]
     parameters = [walk for walk in walks if _is_parameter(walk, facts)]
     stops = frozenset(name for walk in parameters for name in walk.stops)
-    dirty = descendants(training.graph, _samples(training), cut=stops) - stops
+    reached = descendants(training.graph, _samples(training), cut=stops)
+    dirty = reached - stops
+    for (
+        walk
+    ) in parameters:  # some depend on the samples through others: Adafactor's product of rows and columns
+        first = {name: tensor for name, tensor in walk.stops.items() if name in reached}
+        walk.stops = first or walk.stops
     for walk in parameters:
         dense = _past_views(_gradient_of(walk, dirty, facts))
         slices = find_indexed_slices(training.graph, dense, walk.variable)
