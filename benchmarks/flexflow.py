@@ -38,20 +38,20 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchOptions
 from partc.compiler.pipeline import DECIDE, compile_graph, run
-from partc.compiler.search.own_space import OwnSpace, make_tasks, space_of, strategy_of
+from partc.compiler.search.operators.own_space import OwnSpace, make_tasks, space_of, strategy_of
+from partc.compiler.search.operators.search_additively import solve_additively
+from partc.compiler.search.operators.walk_chains import walk_rounds
+from partc.compiler.search.operators.walk_tasks import BestStates, State
 from partc.compiler.search.place_operators import place_operators
 from partc.compiler.search.search_limit import SearchLimit
-from partc.compiler.search.solve_additively import solve_additively
-from partc.compiler.search.walk_chains import walk_rounds
-from partc.compiler.search.walk_tasks import BestStates, State
 from partc.compiler.settle_options import settle_options
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.cost.strategy import Strategy
 from partc.models.catalogue import build_model
-from partc.passes.search.find_groups import OperatorGroup, find_groups
-from partc.passes.search.operator_space import data_parallel_config
-from partc.passes.search.read_configs import read_configs
+from partc.passes.search.operators.find_groups import OperatorGroup, find_groups
+from partc.passes.search.operators.operator_space import data_parallel_config
+from partc.passes.search.operators.read_configs import read_configs
 from partc.runtime.errors import PartcError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -22,14 +22,14 @@ from flexflow import CLUSTERS, EXAMPLES, Experiment, first_devices
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
-from partc.compiler.search.exhaust import exhaust
-from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.operators.exhaust import exhaust
+from partc.compiler.search.operators.own_space import OwnSpace
+from partc.compiler.search.operators.search_additively import solve_additively
+from partc.compiler.search.operators.walk_tasks import BestStates, State, climb, fewer_replicas, walk_tasks
 from partc.compiler.search.search_limit import SearchLimit
-from partc.compiler.search.solve_additively import solve_additively
-from partc.compiler.search.walk_tasks import BestStates, State, climb, fewer_replicas, walk_tasks
 from partc.cost.cluster.cluster import read_cluster
 from partc.models.catalogue import build_model
-from partc.passes.search.operator_space import data_parallel_config
+from partc.passes.search.operators.operator_space import data_parallel_config
 from partc.runtime.errors import BadUsage
 
 DEVICES = 4

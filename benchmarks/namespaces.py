@@ -26,6 +26,10 @@ from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.engines.engine import find_mpiexec
 
+# What passes at once before the rate holds: a few of the segments that the system hands over. These are kept
+# short, or the shaper would cut them on a core that ranks need.
+BURST_BYTES = 64 * 1024
+SEGMENT_BYTES = 16 * 1024
 LATENCY_S = 50e-6  # one way, through two veths and the bridge: measured with ping, rounded up
 MEMORY_BYTES = 4 * 2**30
 
@@ -122,9 +126,15 @@ def _make_host(number: int, bits_per_s: float, network: Network) -> None:
     _ip("-n", name, "address", "add", f"{network.address(number)}/24", "dev", inside)
     _ip("-n", name, "link", "set", inside, "up")
     _ip("-n", name, "link", "set", "lo", "up")
-    limit = ["root", "tbf", "rate", f"{bits_per_s:.0f}bit", "burst", "256kb", "latency", "100ms"]
-    _run("tc", "qdisc", "add", "dev", outside, *limit)
-    _run("tc", "-n", name, "qdisc", "add", "dev", inside, *limit)
+    _ip("-n", name, "link", "set", inside, "gso_max_size", str(SEGMENT_BYTES))
+    shaped = ("root", *shaper(bits_per_s))
+    _run("tc", "qdisc", "add", "dev", outside, *shaped)
+    _run("tc", "-n", name, "qdisc", "add", "dev", inside, *shaped)
+
+
+def shaper(bits_per_s: float) -> tuple[str, ...]:
+    """Return what tc calls a link of that rate."""
+    return ("tbf", "rate", f"{bits_per_s:.0f}bit", "burst", str(BURST_BYTES), "latency", "100ms")
 
 
 def _remove(hosts: int, network: Network) -> None:

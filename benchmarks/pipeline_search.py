@@ -29,14 +29,14 @@ from pipelines import WORKS
 from partc.compiler.api import compile_step
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
-from partc.compiler.search.climb_pipelines import PipelineClimb, climb_pipelines
-from partc.compiler.search.estimate_pipelines import PipelineEstimate
-from partc.compiler.search.step_pipelines import StepPipelines
+from partc.compiler.search.pipelines.climb_pipelines import PipelineClimb, climb_pipelines
+from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
+from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.cost.cluster.machines import Link
 from partc.cost.strategy import Strategy
-from partc.passes.search.pipeline_space import Pipeline
+from partc.passes.search.stages.pipeline_space import Pipeline
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "cluster-2x2.json"
 GBIT = 125e6

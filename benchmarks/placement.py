@@ -7,7 +7,7 @@ with its folders throughput-inputs and latency-inputs. Per input and kind (conti
 rows: the answer's load, the solver's bound, the certified bound and the seconds; `ratio` is the answer
 divided by the bound of the row, and by the better one in the other two. Latency inputs have a makespan,
 that of a list scheduler, and twice the seconds. Answers are recomputed from the
-input by `partc.cost.placement.load`.
+input by `partc.cost.placement.problems.load`.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from partc.cost.placement.certificate import holds
-from partc.cost.placement.contiguous import place_contiguously
-from partc.cost.placement.free_placement import place_freely
-from partc.cost.placement.latency import place_for_latency
-from partc.cost.placement.problem import Problem
-from partc.cost.placement.read_problem import read_problem
-from partc.cost.placement.schedule import makespan, schedule_violations
-from partc.cost.placement.solution import Solution, checked_value
+from partc.cost.placement.bounds.certificate import holds
+from partc.cost.placement.latency.latency import place_for_latency
+from partc.cost.placement.latency.schedule import makespan, schedule_violations
+from partc.cost.placement.problems.problem import Problem
+from partc.cost.placement.problems.read_problem import read_problem
+from partc.cost.placement.throughput.contiguous import place_contiguously
+from partc.cost.placement.throughput.free_placement import place_freely
+from partc.cost.placement.throughput.solution import Solution, checked_value
 
 Row = dict[str, object]
 KINDS = {"contiguous": place_contiguously, "not contiguous": place_freely}

@@ -32,13 +32,13 @@ from flexflow import CLUSTERS, MODELS, Experiment, experiment_of
 from line_plot import line_plot
 
 from partc.compiler.planning.build_plan import bucket_bytes
-from partc.compiler.search.own_space import space_of
-from partc.compiler.search.walk_tasks import BestStates, State, TaskWalk, random_state
+from partc.compiler.search.operators.own_space import space_of
+from partc.compiler.search.operators.walk_tasks import BestStates, State, TaskWalk, random_state
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.cost.simulation.task_graph import BlockTasks, TaskGraph
-from partc.passes.search.grouped_step import group_step
-from partc.passes.search.operator_space import OperatorConfig, OperatorSpace, data_parallel_config
+from partc.passes.search.operators.grouped_step import group_step
+from partc.passes.search.operators.operator_space import OperatorConfig, OperatorSpace, data_parallel_config
 
 POINTS = 200  # of a plotted curve
 RANDOM_MOVES = 2  # of each kind, on the mean: what makes a state random

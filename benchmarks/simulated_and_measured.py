@@ -35,14 +35,14 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
 from partc.compiler.kernel_times.measure_segments import CACHE, measure_segments
 from partc.compiler.options import Options
-from partc.compiler.search.own_space import OwnSpace
-from partc.compiler.search.walk_tasks import random_state
+from partc.compiler.search.operators.own_space import OwnSpace
+from partc.compiler.search.operators.walk_tasks import random_state
 from partc.compiler.search.whole_steps import names_for
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.simulation.timeline import simulate
 from partc.cost.strategy import Strategy
 from partc.models.catalogue import build_model
-from partc.passes.search.operator_space import data_parallel_config
+from partc.passes.search.operators.operator_space import data_parallel_config
 from partc.runtime.errors import PartcError, Stopped
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.log import silent_log

@@ -23,13 +23,13 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
-from partc.compiler.search.own_space import make_tasks, space_of, strategy_of
-from partc.compiler.search.walk_tasks import State, random_state
+from partc.compiler.search.operators.own_space import make_tasks, space_of, strategy_of
+from partc.compiler.search.operators.walk_tasks import State, random_state
 from partc.compiler.search.whole_steps import WholeSteps
 from partc.cost.cluster.cluster import read_cluster
 from partc.models.catalogue import build_model
-from partc.passes.search.find_groups import find_groups
-from partc.passes.search.operator_space import data_parallel_config
+from partc.passes.search.operators.find_groups import find_groups
+from partc.passes.search.operators.operator_space import data_parallel_config
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CLUSTERS = {"2x2": "cluster-2x2.json", "8x6": "cluster-8x6-titanxp.json"}

@@ -21,9 +21,15 @@ from partc.compiler.output.materialise import write_decisions
 from partc.compiler.output.output_paths import check_new_folder, check_output_folder
 from partc.compiler.pipeline import COMPILE, DECIDE, write_plan
 from partc.compiler.planning.check_kernels import check_cpu_kernels
-from partc.compiler.planning.choose_partitions import get_partitioner, measure_partitions, quickest
+from partc.compiler.planning.choose_partitions import (
+    describe_fit,
+    fit_partitions,
+    get_partitioner,
+    measure_partitions,
+    quickest,
+    sample_partitions,
+)
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
-from partc.compiler.planning.fit_partitions import describe_fit, fit_partitions, sample_partitions
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.compiler.search.name_what_fits import may_share_variables, name_what_fits

@@ -15,7 +15,7 @@ from partc.cost.sparsity import Sparsity
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.roles.find_roles import Role, Roles, find_roles
-from partc.passes.search.find_groups import OperatorGroup, find_groups
+from partc.passes.search.operators.find_groups import OperatorGroup, find_groups
 from partc.runtime.plan.variables import DataInput
 
 

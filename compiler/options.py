@@ -12,7 +12,7 @@ from partc.cost.named_strategy import NAMES, NamedStrategy, parse_named
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.passes.layouts.strategy_meshes import meshes_of
-from partc.passes.search.operator_space import Together
+from partc.passes.search.operators.operator_space import Together
 from partc.runtime.errors import BadStrategy, BadUsage, one_of
 from partc.runtime.plan.program import Aggregation, Rounding
 
@@ -197,8 +197,8 @@ class Options:
 
     def chosen_aggregation(self) -> Aggregation:
         """Return how gradients become one, of which a user's own strategy may tell."""
-        found = self.strategy.aggregation if isinstance(self.strategy, Strategy) else Aggregation()
-        chosen = found if self.aggregation is None else self.aggregation
+        default = self.strategy.aggregation if isinstance(self.strategy, Strategy) else Aggregation()
+        chosen = default if self.aggregation is None else self.aggregation
         return msgspec.structs.replace(chosen, replica_outputs=True) if self.replica_outputs else chosen
 
     def chosen_recompute_bytes(self) -> int | None:
@@ -215,15 +215,15 @@ class Options:
 
     def complete(self, strategy: Strategy) -> Strategy:
         """Return a strategy with the decisions that are the user's alone."""
-        asked = self.strategy if isinstance(self.strategy, Strategy) else strategy
+        requested = self.strategy if isinstance(self.strategy, Strategy) else strategy
         return msgspec.structs.replace(
             strategy,
-            format=asked.format,
-            mesh=asked.mesh,
-            variables=asked.variables,
-            ops=asked.ops,
-            stages=asked.stages,
-            microbatches=asked.microbatches,
+            format=requested.format,
+            mesh=requested.mesh,
+            variables=requested.variables,
+            ops=requested.ops,
+            stages=requested.stages,
+            microbatches=requested.microbatches,
             aggregation=self.chosen_aggregation(),
             recompute_bytes=self.chosen_recompute_bytes(),
             round_sums=self.chosen_rounding(),

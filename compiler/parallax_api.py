@@ -78,8 +78,8 @@ def get_runner(
     """
     configure_log()
     settings = config or ParallaxConfig()
-    given = resource_info if isinstance(resource_info, Cluster) else read_any_cluster(Path(resource_info))
-    machines = settings.machines(given)
+    cluster = resource_info if isinstance(resource_info, Cluster) else read_any_cluster(Path(resource_info))
+    machines = settings.machines(cluster)
     plan = compile(
         graph,
         machines,

@@ -83,8 +83,8 @@ class MPIConfig:
     @property
     def words(self) -> tuple[str, ...]:
         """Return the options one by one."""
-        given = self.mpirun_options
-        return tuple(shlex.split(given) if isinstance(given, str) else given)
+        options = self.mpirun_options
+        return tuple(shlex.split(options) if isinstance(options, str) else options)
 
 
 @dataclass(frozen=True, slots=True)

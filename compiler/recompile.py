@@ -77,15 +77,15 @@ def recompile_without(folder: PlanFolder, lost: Collection[str], out: Path) -> t
     """
     own = read_strategy(folder.path / STRATEGY)
     cluster = without_hosts(read_cluster(folder.path / CLUSTER), lost)
-    asked = folder.plan.asked_strategy
-    name = f"--strategy {asked}" if asked else "the same strategy file"
+    named = folder.plan.asked_strategy
+    name = f"--strategy {named}" if named else "the same strategy file"
     why = "found for all hosts"
-    if asked not in (SEARCH, PLACED):
+    if named not in (SEARCH, PLACED):
         try:
-            _compile(folder, cluster, asked or _without_owners(own, lost), own, out)
+            _compile(folder, cluster, named or _without_owners(own, lost), own, out)
             return _begun_alike(folder, out), name
         except PartcError as error:
-            if asked == AUTO:
+            if named == AUTO:
                 raise
             why = f"no more possible ({error.what})"
     _compile(folder, cluster, AUTO, own, out)

@@ -28,7 +28,13 @@ from partc.cost.strategy import Mode, Strategy
 from partc.cost.strategy_check import check_strategy
 from partc.passes.analysis import Analysis
 from partc.passes.configure import configure
-from partc.passes.distribute import check_one_batch, declare_gradients, drop_unservable, lower_step
+from partc.passes.distribute import (
+    check_one_batch,
+    declare_gradients,
+    drop_unservable,
+    find_split_ops,
+    lower_step,
+)
 from partc.passes.graph.expand_normalised import expand
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.fetch_gradients import fetch_gradients
@@ -41,7 +47,6 @@ from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_sample_axes import check_draws
 from partc.passes.roles.find_zeros import find_zeros
-from partc.passes.search.find_split_ops import find_split_ops
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.log import log
 from partc.runtime.plan.check_program import check_program
@@ -174,11 +179,11 @@ def expand_split_operators(compilation: Compilation) -> None:
     if not isinstance(strategy, Strategy) or not strategy.has_meshes:
         return
     analysis = compilation.analysis
-    while found := find_split_ops(analysis, configure(analysis, strategy)):
+    while nodes := find_split_ops(analysis, configure(analysis, strategy)):
         if compilation.analyse_own is not None:
             compilation.analyse_own(compilation)
             analysis, compilation.analyse_own = compilation.analysis, None
-        expanded = expand(compilation.training, found, analysis.facts)
+        expanded = expand(compilation.training, nodes, analysis.facts)
         compilation.is_expanded = True
         compilation.main |= {name for node in expanded if node in analysis.main for name in expanded[node]}
         infer_tensors(compilation)

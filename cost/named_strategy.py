@@ -53,13 +53,13 @@ class NamedStrategy:
 
     def with_sizes(self, **sizes: int) -> str:
         """Return its words with other sizes of axes; those of one are left out but for replicas."""
-        found = {**self.sizes, "pipeline": self.stages, "microbatches": self.microbatches or 1, **sizes}
+        size_of = {**self.sizes, "pipeline": self.stages, "microbatches": self.microbatches or 1, **sizes}
         names = {"data": "fsdp"} if self.shards_variables else {}
         order = ("data", "spatial", "tensor", "pipeline", "microbatches")
         return ",".join(
-            f"{names.get(name, name)}={found[name]}"
+            f"{names.get(name, name)}={size_of[name]}"
             for name in order
-            if name in found and (found[name] > 1 or name == "data")
+            if name in size_of and (size_of[name] > 1 or name == "data")
         )
 
     def _nearest(self, workers: int) -> str:
@@ -110,19 +110,19 @@ def parse_named(text: str) -> NamedStrategy | None:
             )
         if equals and sizes.setdefault(axis, int(value)) != int(value):
             raise BadUsage(f"two sizes of {axis}", at=f"--strategy {text}", fix="name each axis once")
-    said = {name for name, _, _ in words}
+    names = {name for name, _, _ in words}
     stages, microbatches = sizes.pop("pipeline", 1), sizes.pop("microbatches", None)
-    if LAYERWISE in said and said - {LAYERWISE, "microbatches"}:
+    if LAYERWISE in names and names - {LAYERWISE, "microbatches"}:
         fix = f"write {LAYERWISE}, alone or with microbatches: the cluster says how many of each"
         raise BadUsage(f"no strategy {text!r}", at=f"--strategy {text}", fix=fix)
     return NamedStrategy(
         text,
         sizes,
-        "fsdp" in said,
+        "fsdp" in names,
         stages=stages,
         microbatches=microbatches,
-        divides_layers=LAYERWISE in said,
-        fills_tensor="replicas" in said and not said & {"tensor", "spatial", "pipeline"},
+        divides_layers=LAYERWISE in names,
+        fills_tensor="replicas" in names and not names & {"tensor", "spatial", "pipeline"},
     )
 
 

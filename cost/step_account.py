@@ -92,11 +92,11 @@ def differences_of(
 ) -> tuple[Difference, ...]:
     """Return what differs between two steps, the largest first; terms of one kind and name are one thing."""
     keys = {(term.kind, named(term)): None for term in (*before.terms, *after.terms)}
-    found = [
+    differences = [
         _difference(kind, what, _sum(before, kind, what, named), _sum(after, kind, what, named))
         for kind, what in keys
     ]
-    return tuple(sorted(found, key=lambda difference: -abs(difference.seconds)))
+    return tuple(sorted(differences, key=lambda difference: -abs(difference.seconds)))
 
 
 def _sum(account: StepAccount, kind: TermKind, what: str, named: Callable[[Term], str]) -> list[Term]:

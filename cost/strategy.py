@@ -180,6 +180,6 @@ def read_strategy(path: Path) -> Strategy:
 
 def _entries_of_meshes(strategy: Strategy) -> list[str]:
     """Return the entries of a strategy that its second format alone has."""
-    given = {"mesh": strategy.mesh, "variables": strategy.variables, "ops": strategy.ops}
-    given |= {"stages": strategy.stages > 1, "microbatches": strategy.microbatches > 1}
-    return [name for name, is_given in given.items() if is_given]
+    entries = {"mesh": strategy.mesh, "variables": strategy.variables, "ops": strategy.ops}
+    entries |= {"stages": strategy.stages > 1, "microbatches": strategy.microbatches > 1}
+    return [name for name, is_given in entries.items() if is_given]

@@ -64,8 +64,8 @@ def _per_word_input(b: GraphBuilder, name: str, element_type: int, options: LmOp
     """Declare an input of one entry per word, and return it as [T, B]."""
     if options.time_major:
         return b.input(name, element_type, [options.steps, options.batch_size], sample_axis=1)
-    given = b.input(name, element_type, [options.batch_size, options.steps])
-    return b.op("Transpose", given, perm=[1, 0])
+    words = b.input(name, element_type, [options.batch_size, options.steps])
+    return b.op("Transpose", words, perm=[1, 0])
 
 
 def _flat(b: GraphBuilder, tensor: str) -> str:

@@ -43,9 +43,9 @@ def lstm_cell(b: GraphBuilder, gates: str, cell: str) -> tuple[str, str]:
     The 1 lets a fresh network remember: Jozefowicz et al., ICML 2015.
     """
     i, j, f, o = b.split(gates, 4, axis=1)
-    kept = b.op("Mul", b.op("Sigmoid", b.op("Add", f, b.number(1))), cell)
+    remembered = b.op("Mul", b.op("Sigmoid", b.op("Add", f, b.number(1))), cell)
     written = b.op("Mul", b.op("Sigmoid", i), b.op("Tanh", j))
-    following = b.op("Add", kept, written)
+    following = b.op("Add", remembered, written)
     return following, b.op("Mul", b.op("Sigmoid", o), b.op("Tanh", following))
 
 
@@ -95,8 +95,8 @@ def zero_states(b: GraphBuilder, words: str, layers: int, cells: int) -> list[St
 
 def time_major(b: GraphBuilder, name: str, steps: int, options: ModelOptions) -> str:
     """Declare an input of words [batch, steps], and return it as [T, B]."""
-    given = b.input(name, TensorProto.INT64, [options.batch_size, steps])
-    return b.op("Transpose", given, perm=[1, 0])
+    words = b.input(name, TensorProto.INT64, [options.batch_size, steps])
+    return b.op("Transpose", words, perm=[1, 0])
 
 
 def each_step(b: GraphBuilder, tensor: str, steps: int) -> list[str]:

@@ -45,9 +45,9 @@ class Analysis:
 
 def find_stored(training: TrainingGraph) -> frozenset[str]:
     """Return the tensors that come from variables and constants alone."""
-    found = set(training.variables)
+    names = set(training.variables)
     for node in training.graph.nodes:
         reads = [t.name for t in node.inputs if t.inputs or not isinstance(t, gs.Constant)]
-        if reads and found.issuperset(filter(None, reads)):
-            found.update(tensor.name for tensor in node.outputs)
-    return frozenset(found)
+        if reads and names.issuperset(filter(None, reads)):
+            names.update(tensor.name for tensor in node.outputs)
+    return frozenset(names)

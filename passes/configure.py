@@ -34,7 +34,7 @@ from partc.passes.layouts.strategy_meshes import (
     number_of,
     own_axes,
 )
-from partc.passes.search.forward_nodes import forward_nodes
+from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.runtime.errors import BadStrategy, some_of
 
 WILDCARDS = {"*": ".*", "?": "."}  # alone: brackets are ordinary in names of nodes
@@ -141,20 +141,20 @@ def _places(analysis: Analysis, where: Mapping[str, int]) -> Places:
     """
     forward = [node.name for node in forward_nodes(analysis.training, analysis.main)]
     mesh_of = [0]  # by stage
-    wished: dict[str, int] = {}
+    stage_of: dict[str, int] = {}
     for name in forward:
         if name in where:
             if where[name] != mesh_of[-1]:
                 mesh_of.append(where[name])
-            wished[name] = len(mesh_of) - 1
+            stage_of[name] = len(mesh_of) - 1
     last = {mesh: stage for stage, mesh in enumerate(mesh_of)}
     for name, mesh in where.items():
-        if name not in wished:
+        if name not in stage_of:
             if mesh not in last:
                 last[mesh] = len(mesh_of)
                 mesh_of.append(mesh)
-            wished[name] = last[mesh]
-    places = place_nodes(analysis, wished, len(mesh_of))
+            stage_of[name] = last[mesh]
+    places = place_nodes(analysis, stage_of, len(mesh_of))
     return Places(
         {name: mesh_of[stage] for name, stage in places.nodes.items()},
         {name: mesh_of[stage] for name, stage in places.variables.items()},
@@ -278,8 +278,10 @@ def _homes(
 
 def _home(splits: Mapping[str, AxisSplit], mesh: Mesh, shape: Sequence[int]) -> Layout:
     """Return where a variable of a shape is kept; an axis that does not divide is cut unevenly."""
-    asked = (splits.get(name) if size > 1 else None for name, size in mesh.grid)
-    placements = (Replicate() if split is None else Split(split.axis, split.outer) for split in asked)
+    splits_by_axis = (splits.get(name) if size > 1 else None for name, size in mesh.grid)
+    placements = (
+        Replicate() if split is None else Split(split.axis, split.outer) for split in splits_by_axis
+    )
     return mesh.nest_splits(Layout(mesh.name, *placements), shape)
 
 

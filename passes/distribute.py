@@ -1,6 +1,11 @@
-"""From what is known of a step and a strategy to the distributed step."""
+"""From what is known of a step and a strategy to the distributed step.
 
-from collections.abc import Mapping, Sequence
+Ops that keep whole what a strategy splits are found here too (`find_split_ops`): a split that reaches a
+Softmax's own axis would be gathered for it. In primitives its sums are made rank by rank, and what is sent is
+a row's maximum and sum.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -9,6 +14,7 @@ import onnx_graphsurgeon as gs
 from partc.cost.strategy import Strategy, Synchronisation
 from partc.passes.analysis import Analysis
 from partc.passes.configure import configure
+from partc.passes.graph.expand_normalised import can_expand
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
@@ -17,15 +23,15 @@ from partc.passes.layouts.configuration import Configuration, Wish, data_paralle
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.decide_on_servers import NotServable
 from partc.passes.layouts.laid_out_graph import LaidOutGraph, Synchronised
-from partc.passes.layouts.layouts import REPLICAS, Layout, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Placement, Replicate, Split
+from partc.passes.layouts.meshes import Meshes
 from partc.passes.layouts.propagate_layouts import propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.lowering.round_sums import round_sums
 from partc.passes.scheduling.bucket_communications import copy_where_shared
-from partc.passes.search.follow_readers import follow_readers
 from partc.runtime.errors import BadStrategy, BadUsage
-from partc.runtime.plan.program import Aggregation
+from partc.runtime.plan.program import Aggregation, Site
 
 
 def declare_gradients(training: TrainingGraph) -> None:
@@ -109,12 +115,12 @@ def _configured(
     listed = {v for v, p in analysis.followers.items() if not strategy.variables.keys().isdisjoint({v, p})}
     graph = lay_out(analysis, strategy.parameters, configuration)
     weights = [{n: s for n, s in of_axis.items() if n not in listed} for of_axis in _divided(graph)]
-    kept = _keep(configuration, graph, analysis, weights)
-    if kept.homes != configuration.homes:
-        graph = lay_out(analysis, strategy.parameters, kept)
+    resident = _keep(configuration, graph, analysis, weights)
+    if resident.homes != configuration.homes:
+        graph = lay_out(analysis, strategy.parameters, resident)
     of_other_axes = [follow_readers(graph, a, {*listed, *of_axis}) for a, of_axis in enumerate(weights) if a]
-    followed = _keep(kept, graph, analysis, [{}, *of_other_axes])
-    return followed, graph if followed.homes == kept.homes else None
+    followed = _keep(resident, graph, analysis, [{}, *of_other_axes])
+    return followed, graph if followed.homes == resident.homes else None
 
 
 def _divide_samples(
@@ -127,24 +133,28 @@ def _divide_samples(
 
     Of what they read others may have no parts.
     """
-    asked = configuration.samples
-    if analysis.per_replica or not (asked or all_of):
+    sample_nodes = configuration.samples
+    if analysis.per_replica or not (sample_nodes or all_of):
         return configuration
     wishes = {name: dict(of_node) for name, of_node in configuration.wishes.items()}
     for number, mesh in enumerate(configuration.meshes.each):
         names = [
-            n for n in {**asked, **dict.fromkeys(all_of)} if configuration.places.nodes.get(n, 0) == number
+            n
+            for n in {**sample_nodes, **dict.fromkeys(all_of)}
+            if configuration.places.nodes.get(n, 0) == number
         ]
         if (parts := mesh.size(REPLICAS)) == 1 or not names:
             continue
         if parts not in samples:
-            _check_has_samples(analysis, parts, next((asked[n] for n in names if n in asked), "ops"))
+            _check_has_samples(
+                analysis, parts, next((sample_nodes[n] for n in names if n in sample_nodes), "ops")
+            )
             alone = lay_out(analysis, {}, data_parallel(parts))
             samples[parts] = {name: _wish_for_samples(own) for name, own in alone.decisions.items()}
         for name in names:
             wish = samples[parts].get(name, Wish(None))
             if name in all_of or wish.split is not None:
-                wishes.setdefault(name, {}).setdefault(REPLICAS, replace(wish, at=asked.get(name, "")))
+                wishes.setdefault(name, {}).setdefault(REPLICAS, replace(wish, at=sample_nodes.get(name, "")))
     return replace(configuration, wishes=wishes)
 
 
@@ -168,7 +178,7 @@ def _wish_for_samples(decision: Decision) -> Wish:
 
 def _divided(graph: LaidOutGraph) -> list[dict[str, Split]]:
     """Return by mesh axis how ops divide the parameters that they read, where they were asked to divide."""
-    found: list[dict[str, Split]] = [{} for _ in graph.meshes.each[0].grid]
+    splits: list[dict[str, Split]] = [{} for _ in graph.meshes.each[0].grid]
     for node in graph.training.graph.nodes:
         if node.name not in graph.configuration.wishes:
             continue
@@ -177,9 +187,9 @@ def _divided(graph: LaidOutGraph) -> list[dict[str, Split]]:
                 tensor.name in graph.training.gradients and graph.layout(tensor.name).site == layout.site
             )
             for axis, split in layout.splits() if is_there else ():
-                if axis < len(found) and graph.meshes.divides(layout, graph.facts.shape(tensor.name)):
-                    found[axis].setdefault(tensor.name, split)
-    return found
+                if axis < len(splits) and graph.meshes.divides(layout, graph.facts.shape(tensor.name)):
+                    splits[axis].setdefault(tensor.name, split)
+    return splits
 
 
 def _keep(
@@ -223,3 +233,48 @@ def lower_step(
         shapes = {tuple(analysis.training.variables[name].shape) for name in analysis.training.gradients}
         round_sums(lowered, analysis.facts, shapes, strategy.round_sums)
     return lowered
+
+
+def find_split_ops(analysis: Analysis, configuration: Configuration) -> set[str]:
+    """Return the nodes that a split reaches, and that can be said in primitives.
+
+    Once they are and facts are inferred again, this is to be asked again: a split may reach further ops.
+    """
+    graph = lay_out(analysis, {}, configuration)
+    return {
+        node.name
+        for node in analysis.training.graph.nodes
+        if can_expand(node, analysis.facts) and node.name not in configuration.wishes
+        for tensor, wanted in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
+        if _is_gathered(graph.layout(tensor.name), wanted, graph.meshes)
+    }
+
+
+def _is_gathered(native: Layout, wanted: Layout, meshes: Meshes) -> bool:
+    """Tell whether ranks of one replica gather what they have parts of."""
+    return any(
+        isinstance(split, Split) and isinstance(wanted.along(axis), Replicate)
+        for axis, split in native.splits()
+        if axis not in (REPLICAS, meshes.microbatch_axis)
+    )
+
+
+def follow_readers(graph: LaidOutGraph, axis: int, chosen: Collection[str]) -> dict[str, Split]:
+    """Return where each parameter beside those `chosen` is split along a mesh axis: as all readers want it.
+
+    Needs layouts and decisions. One whose readers differ, or that does not divide, is left out.
+    """
+    wanted: dict[str, set[tuple[Site, Placement]]] = {}
+    for node in graph.training.graph.nodes:
+        if node.name in graph.main:
+            for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True):
+                wanted.setdefault(tensor.name, set()).add((layout.site, layout.along(axis)))
+    return {
+        name: split
+        for name in graph.training.gradients
+        if name not in chosen and len(wanted.get(name, ())) == 1
+        for site, split in wanted[name]
+        if isinstance(split, Split)
+        and site == graph.layout(name).site
+        and graph.meshes.divides(Layout(site).with_along(axis, split), graph.facts.shape(name))
+    }

@@ -26,20 +26,22 @@ def public(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Return a function from which nothing but PartcErrors come, and what its caller's own code raises."""
 
     @wraps(function)
-    def checked(*given: Given.args, **named: Given.kwargs) -> Result:
-        check_call(function, given, named)
+    def checked(*positional: Given.args, **named: Given.kwargs) -> Result:
+        check_call(function, positional, named)
         with one_tree(comes_from_caller):
-            return function(*given, **named)
+            return function(*positional, **named)
 
     return checked
 
 
-def check_call(function: Callable[..., object], given: tuple[object, ...], named: dict[str, Any]) -> None:
+def check_call(
+    function: Callable[..., object], positional: tuple[object, ...], named: dict[str, Any]
+) -> None:
     """Raise BadUsage where a call does not fit a function's signature and annotations."""
     name = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
     signature = inspect.signature(function)
     try:
-        bound = signature.bind(*given, **named).arguments
+        bound = signature.bind(*positional, **named).arguments
     except TypeError as error:
         raise _not_bound(signature, named, name, str(error)) from None
     hints = _hints(function)
@@ -74,7 +76,9 @@ def comes_from_caller(error: Exception) -> bool:
     return False
 
 
-def _not_bound(signature: inspect.Signature, named: Mapping[str, object], name: str, said: str) -> BadUsage:
+def _not_bound(
+    signature: inspect.Signature, named: Mapping[str, object], name: str, message: str
+) -> BadUsage:
     by_name = [
         p.name for p in signature.parameters.values() if p.kind is not inspect.Parameter.POSITIONAL_ONLY
     ]
@@ -82,7 +86,7 @@ def _not_bound(signature: inspect.Signature, named: Mapping[str, object], name: 
     unknown = [key for key in named if key not in by_name and not takes_any]
     if unknown:
         return BadUsage(f"no argument {unknown[0]!r}", at=f"{name}()", fix=one_of(by_name, unknown[0]))
-    return BadUsage(said, at=f"{name}()", fix=f"call {name}{_shown(signature)}")
+    return BadUsage(message, at=f"{name}()", fix=f"call {name}{_shown(signature)}")
 
 
 def _shown(signature: inspect.Signature) -> str:
@@ -104,11 +108,11 @@ def _hints(annotated: Any) -> dict[str, Any]:
 def _check(value: object, hint: Any, at: str) -> None:
     """Raise BadUsage where a value is not of a type."""
     if not _fits(value, hint):
-        shown = repr(value)
-        shown = shown if len(shown) <= _MOST_SHOWN and "\n" not in shown else f"a {type(value).__name__}"
+        text = repr(value)
+        text = text if len(text) <= _MOST_SHOWN and "\n" not in text else f"a {type(value).__name__}"
         choices = _choices(hint)
         fix = one_of(choices, value) if choices and isinstance(value, str) else f"give {_told(hint)}"
-        raise BadUsage(f"{shown} is not {_told(hint)}", at=at, fix=fix)
+        raise BadUsage(f"{text} is not {_told(hint)}", at=at, fix=fix)
     if is_dataclass(value) and type(value).__module__.startswith("partc."):
         kind: Any = type(value)
         hints = _hints(kind)

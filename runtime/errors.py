@@ -147,13 +147,13 @@ class InternalError(PartcError):
 def nearest(word: str, valid: Iterable[str]) -> str:
     """Return the valid word that a wrong one resembles; nothing if none does."""
     names = {name.lower(): name for name in valid}
-    return next((names[found] for found in get_close_matches(word.lower(), names, n=1)), "")
+    return next((names[match] for match in get_close_matches(word.lower(), names, n=1)), "")
 
 
-def one_of(valid: Iterable[str], given: str) -> str:
+def one_of(valid: Iterable[str], value: str) -> str:
     """Return the repair of a wrong choice: the one it resembles, and all that there are."""
     names = tuple(valid)
-    meant = nearest(given, names)
+    meant = nearest(value, names)
     return f"use one of {', '.join(names)}" + (f"; {meant!r} is the nearest" if meant else "")
 
 

@@ -13,7 +13,7 @@ from partc.compiler.commands.arguments.shared_arguments import (
     checkpoints_of,
 )
 from partc.compiler.commands.command_line.declare import declare
-from partc.compiler.commands.command_line.grouped_help import GroupedGroup
+from partc.compiler.commands.command_line.panels import GroupedGroup
 from partc.compiler.commands.console import answer, show, tell, working_on
 from partc.compiler.commands.results.trainings import CheckpointEntry, CheckpointList, Exported
 from partc.compiler.output.deploy import write_forward_model

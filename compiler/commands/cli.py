@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from partc.compiler.commands.command_line.declare import declare
-from partc.compiler.commands.command_line.grouped_help import GroupedGroup
+from partc.compiler.commands.command_line.panels import GroupedGroup
 from partc.runtime.errors import BadUsage, InternalError, PartcError, RankFailed, Stopped, nearest, one_tree
 from partc.runtime.log import configure_log, log, printable
 from partc.runtime.supervision.stop_signals import raise_when_stopped
@@ -85,8 +85,8 @@ def app_for(selected: str) -> typer.Typer:
     return app
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"partc {version('partc')}")
         raise typer.Exit
 
@@ -126,11 +126,11 @@ def _bad_command(error: typer.TyperException) -> BadUsage:
 
 def _nearest_choice(what: str) -> str:
     """Return the choice that a wrong one resembles, of those that a message lists, or nothing."""
-    given, is_choice, valid = what.rpartition(" is not one of ")
+    value, is_choice, valid = what.rpartition(" is not one of ")
     if not is_choice:
         return ""
     names = re.findall(r"'([^']*)'", valid)
-    meant = nearest(given.rpartition(": ")[2].strip("'"), names)
+    meant = nearest(value.rpartition(": ")[2].strip("'"), names)
     return f"use '{meant}', or " if meant else ""
 
 
@@ -139,7 +139,7 @@ def _tell(error: PartcError, as_json: bool) -> None:
     print(printable(f"partc: {error}"), file=sys.stderr)
     if as_json:
         from partc.compiler.commands.console import write_json
-        from partc.compiler.commands.results.failure import Failure
+        from partc.compiler.commands.results.schemas import Failure
 
         write_json(Failure(type(error).__name__, error.what, error.at, error.fix))
 
@@ -182,16 +182,16 @@ def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Never shows a traceback for the user's mistakes."""
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     _replace_what_cannot_be_printed()
 
     def run() -> object:
         configure_log()
         raise_when_stopped()
-        app = app_for(next(iter(given or _words_to_complete()), ""))
-        return app(args=given or ["--help"], prog_name="partc", standalone_mode=False)
+        app = app_for(next(iter(words or _words_to_complete()), ""))
+        return app(args=words or ["--help"], prog_name="partc", standalone_mode=False)
 
-    return exit_code_of(run, given)
+    return exit_code_of(run, words)
 
 
 if __name__ == "__main__":

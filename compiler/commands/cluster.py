@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from partc.compiler.commands.command_line.declare import declare
-from partc.compiler.commands.command_line.grouped_help import GroupedGroup
+from partc.compiler.commands.command_line.panels import GroupedGroup
 from partc.compiler.commands.console import answer, show, tell, working_on
 from partc.compiler.commands.init_cluster import EPILOG as INIT_EPILOG
 from partc.compiler.commands.init_cluster import init_command
@@ -19,8 +19,7 @@ from partc.compiler.commands.results.machines import CheckedCollective, ClusterM
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import percent, seconds, size
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_any_cluster
-from partc.cost.cluster.fit_cores import fit_cores
-from partc.cost.cluster.fit_flops import fit_flops
+from partc.cost.cluster.fit_rates import fit_cores, fit_flops
 from partc.cost.cluster.machines import Device, Host
 from partc.cost.network import collectives
 from partc.cost.network.fit_links import Line, fit_cluster, fit_line
@@ -88,12 +87,12 @@ def measure_command(
     check_output_file(out)
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
     with working_on("measuring"):
-        found = measure_cluster(read_any_cluster(cluster), out.resolve().parent)
-    out.write_bytes(encode_cluster(found.cluster))
-    show(found.pairs())
-    show(found.together())
-    tell(f"{len(found.lines)} pairs measured -> {out}; links to single devices keep the file's values")
-    answer(found.record(str(out)))
+        measurements = measure_cluster(read_any_cluster(cluster), out.resolve().parent)
+    out.write_bytes(encode_cluster(measurements.cluster))
+    show(measurements.pairs())
+    show(measurements.together())
+    tell(f"{len(measurements.lines)} pairs measured -> {out}; links to single devices keep the file's values")
+    answer(measurements.record(str(out)))
 
 
 def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:

@@ -28,7 +28,7 @@ from partc.compiler.commands.console import answer, note, tell, working_on
 from partc.compiler.commands.results.plans import ComparedStrategy, Compiled, Decided, RankMemory
 from partc.compiler.comparison.what_if_rows import what_if_lines
 from partc.compiler.compilation import Compilation
-from partc.compiler.machines.check_devices import unusable_gpus
+from partc.compiler.machines.this_machine import unusable_gpus
 from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partitioner, SearchOptions
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.report.choices.describe_mesh import describe_grid
@@ -210,9 +210,9 @@ def _print_compared(compilation: Compilation) -> None:
         return
     taken, *others = compilation.compared
     others = sorted(others, key=lambda tried: tried.step_s)
-    told = ", ".join(f"{tried.names[0]} {seconds(tried.step_s)}" for tried in others[:MAX_COMPARED])
+    estimates = ", ".join(f"{tried.names[0]} {seconds(tried.step_s)}" for tried in others[:MAX_COMPARED])
     more = f" and {len(others) - MAX_COMPARED} more" if len(others) > MAX_COMPARED else ""
-    note(f"strategy: {taken.names[0]}, {seconds(taken.step_s)} a step; compared: {told}{more}")
+    note(f"strategy: {taken.names[0]}, {seconds(taken.step_s)} a step; compared: {estimates}{more}")
 
 
 def _print_departures(plan: Plan) -> None:

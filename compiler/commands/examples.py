@@ -8,7 +8,7 @@ from rich.table import Table
 
 from partc.compiler.commands.command_line.completion import complete_examples
 from partc.compiler.commands.command_line.declare import declare, with_common
-from partc.compiler.commands.command_line.grouped_help import GroupedGroup
+from partc.compiler.commands.command_line.panels import GroupedGroup
 from partc.compiler.commands.console import answer, show, tell
 from partc.compiler.commands.results.machines import ExampleEntry, ExampleList, ExamplesCopied
 from partc.compiler.machines.example_files import (

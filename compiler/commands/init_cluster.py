@@ -7,8 +7,8 @@ from partc.compiler.commands.arguments import cluster_arguments as arguments
 from partc.compiler.commands.arguments.parse_options import parse_bytes
 from partc.compiler.commands.console import answer, note, tell
 from partc.compiler.commands.results.machines import ClusterWritten
-from partc.compiler.machines.check_devices import unusable_gpus
 from partc.compiler.machines.make_cluster import MadeCluster, Wishes, make_cluster
+from partc.compiler.machines.this_machine import unusable_gpus
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import plural
 from partc.cost.cluster.cluster import encode_cluster

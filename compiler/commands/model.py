@@ -15,8 +15,14 @@ from partc.compiler.commands.console import answer, show, tell
 from partc.compiler.commands.results.models import ModelEntry, ModelList, ModelOption, ModelWritten
 from partc.compiler.model_files.model_file import write_model
 from partc.compiler.output.output_paths import check_output_file
-from partc.models.catalogue import MODELS, ModelRequestError, build_model, describe_options, parse_options
-from partc.models.count_parameters import count_parameters
+from partc.models.catalogue import (
+    MODELS,
+    ModelRequestError,
+    build_model,
+    count_parameters,
+    describe_options,
+    parse_options,
+)
 from partc.runtime.errors import BadUsage, one_of
 
 LIST = "list"

@@ -92,8 +92,8 @@ def profile_command(
     for rank, source in sources:
         before = profile.of_source(source)
         expected_s = step.seconds_on(rank, machines)
-        found = _measure(step, list(expected_s), before, until_s)
-        profile = profile.added(found)
+        measured_devices = _measure(step, list(expected_s), before, until_s)
+        profile = profile.added(measured_devices)
         _write(profile, output)
         devices.append(_entry(profile.of_source(source), before, expected_s))
         _tell(devices[-1], output)
@@ -105,22 +105,22 @@ def _sources(cluster: Cluster) -> tuple[list[tuple[ClusterRank, MeasuredDevice]]
 
     Raises BadUsage where none can.
     """
-    found, left = [], []
+    sources, unreachable = [], []
     for kind, rank in devices_of(cluster).items():
         if (source := source_here(kind)) is None:
-            left.append(
+            unreachable.append(
                 f"{kind[1]}: this machine has no GPU that onnxruntime can use; the roofline prices it"
             )
-            note(left[-1])
+            note(unreachable[-1])
         else:
-            found.append((rank, source))
-    if not found:
+            sources.append((rank, source))
+    if not sources:
         raise BadUsage(
             "none of the cluster's devices can be measured here",
             at="--cluster",
             fix="run `partc profile` on a machine that has them, and bring profile.json back",
         )
-    return found, left
+    return sources, unreachable
 
 
 def _measure(

@@ -24,7 +24,7 @@ from partc.compiler.output.write_measured import write_measured
 from partc.compiler.recompile import HostsLeft
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
-from partc.runtime.asynchronous.session import plan_of_data
+from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.engines.joined import check_place, take_place
 from partc.runtime.errors import BadUsage
@@ -76,7 +76,7 @@ def run_command(
     if place is not None:
         check_place(place, len(folder.plan.ranks), restarts or 0, bool(folder.plan.asynchronous))
     steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
-    kept = checkpoints_of(out, checkpoints).resolve()
+    checkpoint_folder = checkpoints_of(out, checkpoints).resolve()
     _check_min_hosts(min_hosts, restarts)
     traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else _untold(folder.plan)
     endpoint = parse_endpoint(metrics_port, "--metrics-port")
@@ -99,7 +99,7 @@ def run_command(
                 timeout_s=timeout,
                 traced_steps=traced,
                 staleness=staleness,
-                checkpoints=Checkpoints(str(kept), steps_apart, seconds_apart, keep),
+                checkpoints=Checkpoints(str(checkpoint_folder), steps_apart, seconds_apart, keep),
                 resume=resume,
                 metrics=out / METRICS_FILE,
                 worker_restarts=WORKER_RESTARTS if restarts is None else restarts,
@@ -107,7 +107,7 @@ def run_command(
             )
 
         result = train_with_restarts(train, restarts or 0, resume, restart, look=hosts_left.look)
-    return _tell_result(hosts_left.folder, result, steps, kept, trace, last_loss.loss)
+    return _tell_result(hosts_left.folder, result, steps, checkpoint_folder, trace, last_loss.loss)
 
 
 def _check_min_hosts(min_hosts: int, restarts: int | None) -> None:
@@ -124,10 +124,10 @@ class _LastLoss:
 
     loss: float | None = None
 
-    def hear(self, told: Told) -> None:
+    def hear(self, message: Told) -> None:
         """Take in what a job tells."""
-        if isinstance(told, Progress):
-            self.loss = told.loss
+        if isinstance(message, Progress):
+            self.loss = message.loss
 
 
 @contextmanager
@@ -146,15 +146,20 @@ def _telling(
         advance = at_the_end.enter_context(progress_of("training", steps))
         hears.append(_showing(advance, lambda: hosts_left.folder))
 
-        def on_progress(told: Told) -> None:
+        def on_progress(message: Told) -> None:
             for hear in hears:
-                hear(told)
+                hear(message)
 
         yield on_progress
 
 
 def _tell_result(
-    folder: PlanFolder, result: TrainingResult, steps: int, kept: Path, trace: Path | None, loss: float | None
+    folder: PlanFolder,
+    result: TrainingResult,
+    steps: int,
+    checkpoint_folder: Path,
+    trace: Path | None,
+    loss: float | None,
 ) -> int:
     """Say what a training came to, write what belongs beside its variables, and return the exit code."""
     for line in _summary(folder, result):
@@ -171,22 +176,28 @@ def _tell_result(
         tell(_step_line(folder, result, explained))
     done = result.first_step + result.last_step
     if done < steps:
-        tell(f"stopped after step {done} of {steps}, saved in {kept}: --resume goes on from there")
-    written = {"model": str(model), "checkpoints": str(kept), "trace": "" if trace is None else str(trace)}
+        tell(
+            f"stopped after step {done} of {steps}, saved in {checkpoint_folder}: --resume goes on from there"
+        )
+    written = {
+        "model": str(model),
+        "checkpoints": str(checkpoint_folder),
+        "trace": "" if trace is None else str(trace),
+    }
     written |= {"reason": explained.record.reason if explained is not None else ""}
     answer(_record(folder, result, steps, loss, written))
     return 0 if done == steps else 128 + (result.stopped_by or signal.SIGTERM)
 
 
 def _record(
-    folder: PlanFolder, result: TrainingResult, asked: int, loss: float | None, written: Mapping[str, str]
+    folder: PlanFolder, result: TrainingResult, steps: int, loss: float | None, written: Mapping[str, str]
 ) -> Trained:
     """Return the document of --json. `written`: what the run wrote beside its variables -> where."""
     plan, trained_s = folder.plan, result.last_step / result.steps_per_s if result.last_step else 0.0
     samples = samples_of_step(_plan_of_samples(folder))
     return Trained(
         plan=str(folder.path),
-        asked=asked,
+        asked=steps,
         first_step=result.first_step,
         steps=result.first_step + result.last_step,
         step_s=1 / result.steps_per_s if result.last_step else None,
@@ -249,12 +260,12 @@ def _plan_of_samples(folder: PlanFolder) -> Plan:
 
 
 def _showing(advance: Advance, folder: Callable[[], PlanFolder]) -> OnProgress:
-    def show(told: Told) -> None:
-        match told:
+    def show(message: Told) -> None:
+        match message:
             case Notice(text=text):
                 note(text)
             case Progress(step=step):
-                advance(step, _describe(told, folder()))
+                advance(step, _describe(message, folder()))
 
     return show
 

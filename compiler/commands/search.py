@@ -59,26 +59,27 @@ def search_command(
         sizes=parse_sizes(size),
         options=graph_options(state, sample_axis, loss, initial),
     )
-    found = search(train, cluster, options, _show)
-    write_strategy(found.best.strategy, output)
+    result = search(train, cluster, options, _show)
+    write_strategy(result.best.strategy, output)
     tell(
-        f"{found.best.name}: {_compare(found.best, found.data_parallel)}; "
-        f"{plural(found.proposals, 'proposal')} and {plural(found.priced, 'strategy', 'strategies')} priced, "
-        f"{found.refused} not possible, in {seconds(found.seconds)} -> {output}"
+        f"{result.best.name}: {_compare(result.best, result.data_parallel)}; "
+        f"{plural(result.proposals, 'proposal')} and "
+        f"{plural(result.priced, 'strategy', 'strategies')} priced, "
+        f"{result.refused} not possible, in {seconds(result.seconds)} -> {output}"
     )
-    for remark in found.remarks:
+    for remark in result.remarks:
         tell(f"  {remark}")
     answer(
         StrategyFound(
             output=str(output),
-            name=found.best.name,
-            step_s=found.best.step_s,
-            data_parallel_s=None if found.data_parallel is None else found.data_parallel.step_s,
-            proposals=found.proposals,
-            priced=found.priced,
-            refused=found.refused,
-            searched_s=found.seconds,
-            remarks=found.remarks,
+            name=result.best.name,
+            step_s=result.best.step_s,
+            data_parallel_s=None if result.data_parallel is None else result.data_parallel.step_s,
+            proposals=result.proposals,
+            priced=result.priced,
+            refused=result.refused,
+            searched_s=result.seconds,
+            remarks=result.remarks,
         )
     )
 

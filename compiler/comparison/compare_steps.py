@@ -65,13 +65,13 @@ def explain(before: Side, after: Side, differences: Iterable[Difference]) -> str
 
 
 def _listed(differences: list[Difference]) -> str:
-    told = [
+    entries = [
         f"{' '.join(filter(None, (KINDS.get(d.kind, ''), d.what)))} {seconds(d.after_s)} instead of "
         f"{seconds(d.before_s)}{f' ({d.link})' if d.link else ''}"
         for d in differences[:MOST_NAMED]
     ]
     more = len(differences) - MOST_NAMED
-    return join_words([*told, f"{more} more"] if more > 0 else told)
+    return join_words([*entries, f"{more} more"] if more > 0 else entries)
 
 
 # ---------------------------------------------------------------- what moved

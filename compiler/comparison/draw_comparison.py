@@ -65,8 +65,8 @@ def _throughput(side: ComparedSide) -> str:
 
 
 def _differences(comparison: Comparison) -> ComparedTable:
-    shown, others = comparison.differences[:MOST_ROWS], comparison.differences[MOST_ROWS:]
-    rows = list(difference_rows(shown, ("A", "B")))
+    largest, others = comparison.differences[:MOST_ROWS], comparison.differences[MOST_ROWS:]
+    rows = list(difference_rows(largest, ("A", "B")))
     if others:
         rows.append(sum_row(f"{len(others)} more", others))
     rows.append(total_row(comparison.before.account.step_s, comparison.after.account.step_s))

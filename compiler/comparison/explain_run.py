@@ -93,8 +93,10 @@ def with_cores_of_run(plan: Plan, cluster: Cluster, times: Mapping[int, RankTime
             (_share(times[rank.rank], threads) for rank in ranks if times[rank.rank].machine_cores),
             default=float("inf"),
         )
-        said = threads if host.cores is None else host.cores
-        hosts.append(msgspec.structs.replace(host, cores=cores) if cores < FEWER_CORES * said else host)
+        declared_cores = threads if host.cores is None else host.cores
+        hosts.append(
+            msgspec.structs.replace(host, cores=cores) if cores < FEWER_CORES * declared_cores else host
+        )
     if all(new is old for new, old in zip(hosts, cluster.hosts, strict=True)):
         return cluster
     return msgspec.structs.replace(cluster, hosts=tuple(hosts))

@@ -21,7 +21,7 @@ from partc.cost.cluster.vary_cluster import (
     with_profile,
     with_threads,
 )
-from partc.cost.what_if import Dimension
+from partc.cost.comparison import Dimension
 from partc.passes.graph.training_graph import TrainingGraph
 
 FACTORS = (0.1, 10.0, 0.5, 2.0)
@@ -199,10 +199,10 @@ def _batches(options: Options, graph: TrainingGraph) -> Iterator[Change]:
     for factor in (2.0, 0.5, 4.0):
         changed = {name: int(size * factor) for name, size in known.items()}
         if min(changed.values()):
-            told = ", ".join(f"{name}={size}" for name, size in changed.items())
+            sizes_text = ", ".join(f"{name}={size}" for name, size in changed.items())
             yield Change(
                 "batch",
-                told,
-                f"--size {told}",
+                sizes_text,
+                f"--size {sizes_text}",
                 partial(_with_sizes, changed),
             )

@@ -90,7 +90,7 @@ def _run_seconds(
 ) -> dict[int, tuple[float, float]]:
     """Return what a step's runs of a segment take with a core: rank -> (predicted, measured)."""
     names = segment_names(plan)
-    found: dict[int, tuple[float, float]] = {}
+    seconds: dict[int, tuple[float, float]] = {}
     for rank in plan.ranks:
         at = [
             number
@@ -99,8 +99,8 @@ def _run_seconds(
         ]
         if at:
             after_s = fmean(_computing_s(step, at, rank) for step in measured[rank.rank])
-            found[rank.rank] = _computing_s(predicted[rank.rank], at, rank), after_s
-    return found
+            seconds[rank.rank] = _computing_s(predicted[rank.rank], at, rank), after_s
+    return seconds
 
 
 def _computing_s(step: StepTimes, at: Sequence[int], rank: Rank) -> float:

@@ -21,9 +21,9 @@ from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.methods import NAMES
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.cost.comparison import WHAT_IF_FORMAT, PricedChange, PricedStep, WhatIf
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import Measured
-from partc.cost.what_if import WHAT_IF_FORMAT, PricedChange, PricedStep, WhatIf
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import InputError, NoPlacement
 from partc.runtime.log import silent_log
@@ -63,13 +63,15 @@ class PriceChanges:
             self.show(done, len(changes), name)
 
         show(0)
-        found = price_in_processes(jobs, show)
+        priced_changes = price_in_processes(jobs, show)
         price = price_timeline(plan, cluster, compilation.timeline)
         hosts, batch = (
             len(cluster.hosts),
             sum(batch_sizes(compilation.options, compilation.training).values()),
         )
-        return WhatIf(WHAT_IF_FORMAT, price, describe_decisions(compilation), hosts, batch, tuple(found))
+        return WhatIf(
+            WHAT_IF_FORMAT, price, describe_decisions(compilation), hosts, batch, tuple(priced_changes)
+        )
 
     def _compiled(self, changes: list[Change], compilation: Compilation) -> Iterator[Change]:
         """Yield the changes that are compiled anew: the first ones, then the quick ones, then others."""
@@ -95,21 +97,21 @@ class PriceChanges:
         return COMPILATIONS.get(str(options.strategy), 1)
 
     def _price(self, change: Change, compilation: Compilation, is_compiled: bool) -> PricedChange:
-        told = (change.dimension, change.value, change.meaning)
+        description = (change.dimension, change.value, change.meaning)
         if change.reason:
-            return PricedChange(*told, not_priced=change.reason)
+            return PricedChange(*description, not_priced=change.reason)
         same_plan: PricedStep | None = None
         try:
             cluster, options = change.apply(self.cluster, self.options)
             if change.keeps_plan:
                 same_plan = price_plan(compilation.plan, cluster, Measured(kernels=compilation.options.times))
             if not is_compiled:
-                return PricedChange(*told, same_plan=same_plan, not_priced=_left_out(change))
+                return PricedChange(*description, same_plan=same_plan, not_priced=_left_out(change))
             with silent_log():
                 price, decisions = self._compile(cluster, options)
         except (InputError, NoPlacement) as error:
-            return PricedChange(*told, same_plan=same_plan, not_priced=error.what)
-        return PricedChange(*told, same_plan=same_plan, compiled=price, decisions=decisions)
+            return PricedChange(*description, same_plan=same_plan, not_priced=error.what)
+        return PricedChange(*description, same_plan=same_plan, compiled=price, decisions=decisions)
 
     def _compile(self, cluster: Cluster, options: Options) -> tuple[PricedStep, str]:
         """Return the price of what compiling makes of an input, and what is decided. Raises PartcError."""

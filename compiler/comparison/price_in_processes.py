@@ -10,7 +10,7 @@ from multiprocessing.sharedctypes import Synchronized
 
 import msgspec
 
-from partc.cost.what_if import PricedChange
+from partc.cost.comparison import PricedChange
 
 MOST_PROCESSES = 4  # each has the graph, and a plan, in memory
 
@@ -25,16 +25,16 @@ def price_in_processes(
     `show` is told how many are done.
     """
     count = min(processes or len(os.sched_getaffinity(0)), MOST_PROCESSES, len(jobs))
-    found: dict[int, PricedChange] = {}
+    prices: dict[int, PricedChange] = {}
     if count > 1:
         for number, priced in _found_elsewhere(jobs, count):
-            found[number] = priced
-            show(len(found))
+            prices[number] = priced
+            show(len(prices))
     for number, job in enumerate(jobs):
-        if number not in found:  # there is one core, or a process was killed
-            found[number] = job()
-            show(len(found))
-    return [found[number] for number in range(len(jobs))]
+        if number not in prices:  # there is one core, or a process was killed
+            prices[number] = job()
+            show(len(prices))
+    return [prices[number] for number in range(len(jobs))]
 
 
 def _found_elsewhere(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, PricedChange]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partc.compiler.report.units import count, percent, seconds, size, with_arrow
-from partc.cost.what_if import Dimension, PricedChange, PricedStep, WhatIf
+from partc.cost.comparison import Dimension, PricedChange, PricedStep, WhatIf
 
 TITLES: dict[Dimension, str] = {
     "strategy": "Strategy",
@@ -183,10 +183,10 @@ def what_if_lines(what_if: WhatIf | None) -> Iterator[str]:
         return
     priced = [change for change in what_if.changes if change.compiled is not None]
     best = sorted(priced, key=lambda change: _time_of_sample(change.compiled or what_if.plan))
-    told = [
+    quickest = [
         f"{change.dimension} {change.value} ({seconds(change.compiled.step_s)} a step)"
         for change in best[:MOST_LINES]
         if change.compiled is not None
     ]
     left = len(what_if.changes) - len(priced)
-    yield f"what if: {len(priced)} changes priced, {left} not; quickest for a sample: {', '.join(told)}"
+    yield f"what if: {len(priced)} changes priced, {left} not; quickest for a sample: {', '.join(quickest)}"

@@ -17,7 +17,7 @@ from partc.compiler.differentiation.forward.rebatch import BatchSize
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.objective import Objective, state_objective
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
-from partc.compiler.differentiation.parameters.describe import describe_choice
+from partc.compiler.differentiation.parameters.decision import describe_choice
 from partc.compiler.differentiation.parameters.exporter_merges import undo_merges
 from partc.compiler.differentiation.updates.loss_scaling import scale_loss
 from partc.compiler.differentiation.updates.make_updates import make_updates

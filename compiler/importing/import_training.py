@@ -288,10 +288,10 @@ def _graph_of(model: onnx.ModelProto) -> gs.Graph:
 def _drop_restated_types(graph: onnx.GraphProto) -> None:
     """Let inputs and initializers have the types that they declare; nobody checks what value_info says."""
     declared = {entry.name for entry in (*graph.input, *graph.initializer)}
-    kept = [value for value in graph.value_info if value.name not in declared]
-    if len(kept) < len(graph.value_info):
+    remaining = [value for value in graph.value_info if value.name not in declared]
+    if len(remaining) < len(graph.value_info):
         del graph.value_info[:]
-        graph.value_info.extend(kept)
+        graph.value_info.extend(remaining)
 
 
 def _name_element_types(graph: gs.Graph) -> None:

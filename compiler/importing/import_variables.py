@@ -110,10 +110,10 @@ def separate_outputs(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:
         info = next(info for info in graph.output if info.name == following)
         info.name = state[variable] = f"{following}/kept"
         graph.node.append(helper.make_node("Identity", [following], [info.name], name=info.name))
-    given = {tensor.name for tensor in graph.initializer} | bindings.state.keys()
+    names = {tensor.name for tensor in graph.initializer} | bindings.state.keys()
     copied: dict[str, str] = {}
     for info in graph.output:
-        if info.name in given:
+        if info.name in names:
             variable, info.name = info.name, f"{info.name}/value"
             copied[variable] = info.name
             graph.node.append(helper.make_node("Identity", [variable], [info.name], name=info.name))

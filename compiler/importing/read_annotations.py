@@ -105,9 +105,9 @@ def _choose_configuration(model: onnx.ModelProto, cluster: Cluster) -> tuple[str
             sum(r.replica is not None for r in placed),
         ):
             return configuration.name, list(range(configuration.num_devices))
-    told = [f"{c.name!r} of {c.num_devices} devices" for c in model.configuration]
+    known = [f"{c.name!r} of {c.num_devices} devices" for c in model.configuration]
     raise BadModel(
-        f"annotated for other devices: {', '.join(told) or 'a configuration that it does not have'}",
+        f"annotated for other devices: {', '.join(known) or 'a configuration that it does not have'}",
         at="configuration",
         fix=f"name devices among {sorted(rank_of)[:8]}, or say by --strategy what runs where",
     )

@@ -9,7 +9,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, LOWERING, run
 from partc.compiler.planning.build_plan import build_plan
-from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.simulation.roofline import CountedWork, work_s
@@ -18,9 +18,9 @@ from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.count_work import count_update
-from partc.passes.search.group_layouts import GroupLayouts
-from partc.passes.search.grouped_step import GroupedStep, group_step
+from partc.passes.search.operators.count_work import count_update
+from partc.passes.search.operators.group_layouts import GroupLayouts
+from partc.passes.search.operators.grouped_step import GroupedStep, group_step
 from partc.runtime.errors import InputError
 from partc.runtime.log import silent_log
 from partc.runtime.plan.program import ABSORBED, KernelWork, Run
@@ -40,12 +40,12 @@ class StepKernels:
 
     def seconds_on(self, rank: ClusterRank, cluster: Cluster) -> dict[str, float]:
         """Return what the roofline says of each kernel, all that one segment has of it; the longest first."""
-        found: dict[str, float] = {}
+        seconds_of: dict[str, float] = {}
         for work in self.work:
             for kernel in (each for each in work.kernels if each.key != ABSORBED):
                 seconds = work_s(_alone(kernel), rank, cluster)
-                found[kernel.key] = max(seconds, found.get(kernel.key, 0.0))
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+                seconds_of[kernel.key] = max(seconds, seconds_of.get(kernel.key, 0.0))
+        return dict(sorted(seconds_of.items(), key=lambda item: -item[1]))
 
 
 def _alone(kernel: KernelWork) -> Work:
@@ -91,16 +91,16 @@ def _work_of_parts(first: Compilation) -> Iterable[Work]:
         return ()
     step = group_step(first.analysis, own.groups)
     layouts = GroupLayouts(step)
-    found: dict[Work, None] = {}
+    works: dict[Work, None] = {}
     for number, kind in enumerate(own.space.kinds):
         splits = dict.fromkeys(config.split for config in own.space.configs(number))
         for group in kind.groups:
             for split in splits:
                 if (layout := layouts(group, split)) is not None:
-                    found.update(dict.fromkeys(layout.work.values()))
+                    works.update(dict.fromkeys(layout.work.values()))
                     homes = {place: (home, layout.mesh) for place, home in layout.homes.items()}
-                    found.update(dict.fromkeys(_updates(step, layouts, group, homes)))
-    return found
+                    works.update(dict.fromkeys(_updates(step, layouts, group, homes)))
+    return works
 
 
 def _updates(

@@ -46,10 +46,10 @@ def source_here(device: DeviceKind) -> MeasuredDevice | None:
 def _gpu_name() -> str:
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=END_S).stdout
+        listing = subprocess.run(command, capture_output=True, text=True, check=False, timeout=END_S).stdout
     except (OSError, subprocess.TimeoutExpired):
-        found = ""
-    return (found.splitlines() or ["GPU"])[0]
+        listing = ""
+    return (listing.splitlines() or ["GPU"])[0]
 
 
 def measure_kernels(
@@ -124,8 +124,8 @@ def _process(setting: Setting) -> Iterator["subprocess.Popen[bytes]"]:
                 process.kill()
                 process.wait()
                 errors.seek(0)
-                said = errors.read().decode(errors="replace").strip().splitlines()
-                why = said[-1] if said else "it says nothing"
+                error_lines = errors.read().decode(errors="replace").strip().splitlines()
+                why = error_lines[-1] if error_lines else "it says nothing"
                 raise RankFailed(
                     f"the process that times kernels does not start: {why}",
                     at=" ".join(COMMAND),

@@ -125,11 +125,11 @@ def _session(name: str) -> Check:
 
 
 def _gpus(name: str) -> Check:
-    found = detect_gpus("localhost")
-    gpus = [] if isinstance(found, str) else found
+    detection = detect_gpus("localhost")
+    gpus = [] if isinstance(detection, str) else detection
     lacks = list(gpu_lacks("a GPU", 0))
     if not gpus:
-        return Check(name, "absent", found if isinstance(found, str) else "nvidia-smi lists no GPU")
+        return Check(name, "absent", detection if isinstance(detection, str) else "nvidia-smi lists no GPU")
     names = ", ".join(gpu.name or "a GPU" for gpu in gpus)
     if lacks:
         return Check(name, "failed", f"{names}; {lacks[0].what}", lacks[0].fix)
@@ -149,12 +149,12 @@ def _two_ranks(name: str) -> Check:
             timeout=_START_S,
             env=rank_environment() | command.environment,
         )
-    found = f"{engine.program} ({engine.kind}, {engine.source})"
+    launcher = f"{engine.program} ({engine.kind}, {engine.source})"
     if done.returncode == 0 and done.stdout.count("ranks 2 sum 3") == 2:
-        return Check(name, "ok", f"{found} starts two ranks, which add up")
-    said = (done.stderr or done.stdout).strip().splitlines()
+        return Check(name, "ok", f"{launcher} starts two ranks, which add up")
+    output = (done.stderr or done.stdout).strip().splitlines()
     fix = "see docs/engines.md; PARTC_MPIEXEC names another mpiexec, `pip install mpich` brings one"
-    return Check(name, "failed", f"{found}: exit code {done.returncode}: {' / '.join(said[-3:])}", fix)
+    return Check(name, "failed", f"{launcher}: exit code {done.returncode}: {' / '.join(output[-3:])}", fix)
 
 
 def _shared_memory(name: str) -> Check:
@@ -162,11 +162,11 @@ def _shared_memory(name: str) -> Check:
         return Check(name, "absent", f"no {SHARED_MEMORY}: ranks of one machine exchange through files")
     disk = os.statvfs(SHARED_MEMORY)
     size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
-    found = f"{SHARED_MEMORY} has {size / 1e6:,.0f} MB, {free / 1e6:,.0f} MB of them free"
+    sizes = f"{SHARED_MEMORY} has {size / 1e6:,.0f} MB, {free / 1e6:,.0f} MB of them free"
     if free >= SHARED_BYTES:
-        return Check(name, "ok", found)
+        return Check(name, "ok", sizes)
     fix = "make room there; in a container, mount a larger one (docker run --shm-size=1g)"
-    return Check(name, "absent", f"{found}: little for many ranks", fix)
+    return Check(name, "absent", f"{sizes}: little for many ranks", fix)
 
 
 def _ssh(name: str) -> Check:

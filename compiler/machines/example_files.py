@@ -15,8 +15,8 @@ _HIDDEN = ("__init__.py",)
 
 def names_of_examples(folder: Path) -> list[str]:
     """Return the examples' paths below their folder."""
-    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return sorted(str(path.relative_to(folder)) for path in found if path.name not in _HIDDEN)
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(str(path.relative_to(folder)) for path in files if path.name not in _HIDDEN)
 
 
 def describe_example(path: Path) -> str:

@@ -23,8 +23,7 @@ from partc.compiler.machines.this_machine import Hardware, look_at_this_machine,
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, read_resource_file
 from partc.cost.cluster.detect_gpus import GPU_TYPES, Gpu, check_gpu_type, detect_gpus
 from partc.cost.cluster.machines import Device, Host, Link
-from partc.runtime.engines.allotted_nodes import allotted_slots
-from partc.runtime.engines.node_lists import spell_out_counts, spell_out_nodes
+from partc.runtime.engines.allotted_nodes import allotted_slots, spell_out_counts, spell_out_nodes
 from partc.runtime.errors import BadCluster, BadUsage
 
 SWITCH = "switch"
@@ -83,11 +82,11 @@ def make_cluster(source: str, wishes: Wishes) -> MadeCluster:
         source = _what_there_is()
     if source not in ("machine", "slurm", "mpi-operator"):
         return _of_resource_file(Path(source), wishes)
-    told = {"machine": _this_machine, "slurm": _slurm, "mpi-operator": _mpi_operator}[source]()
-    hosts = tuple(_host(name, hardware, told, wishes) for name, hardware in told.hosts.items())
+    environment = {"machine": _this_machine, "slurm": _slurm, "mpi-operator": _mpi_operator}[source]()
+    hosts = tuple(_host(name, hardware, environment, wishes) for name, hardware in environment.hosts.items())
     if source == "machine":
-        return _one_host(hosts[0], told)
-    return _joined(hosts, told.source, told.assumed, wishes)
+        return _one_host(hosts[0], environment)
+    return _joined(hosts, environment.source, environment.assumed, wishes)
 
 
 def _what_there_is() -> str:
@@ -96,13 +95,13 @@ def _what_there_is() -> str:
     return "mpi-operator" if allotted_slots() else "machine"
 
 
-def _one_host(host: Host, told: _Told) -> MadeCluster:
+def _one_host(host: Host, environment: _Told) -> MadeCluster:
     """Return this machine, whose GPUs NVLink may join."""
     has_gpus = any(device.kind == "gpu" for device in host.devices)
     switches, links = join_gpus(host.name, host.devices, detect_nvlinks() if has_gpus else {})
     cluster = Cluster(CLUSTER_FORMAT, host.name, (host,), switches=switches, links=links)
-    assumed = (*told.assumed, PCIE_ASSUMED) if links else tuple(told.assumed)
-    return MadeCluster(cluster, told.source, assumed)
+    assumed = (*environment.assumed, PCIE_ASSUMED) if links else tuple(environment.assumed)
+    return MadeCluster(cluster, environment.source, assumed)
 
 
 def _joined(hosts: Sequence[Host], source: str, assumed: Sequence[str], wishes: Wishes) -> MadeCluster:
@@ -110,10 +109,10 @@ def _joined(hosts: Sequence[Host], source: str, assumed: Sequence[str], wishes: 
     if len(hosts) == 1:
         return MadeCluster(Cluster(CLUSTER_FORMAT, hosts[0].name, tuple(hosts)), source, tuple(assumed))
     rate = wishes.network_bytes_per_s or NETWORK_BYTES_PER_S
-    told = [] if wishes.network_bytes_per_s else [f"{rate * 8 / 1e9:g} Gbit/s between hosts"]
+    network = [] if wishes.network_bytes_per_s else [f"{rate * 8 / 1e9:g} Gbit/s between hosts"]
     links = tuple(Link((host.name, SWITCH), bytes_per_s=rate, latency_s=LATENCY_S) for host in hosts)
     cluster = Cluster(CLUSTER_FORMAT, f"{len(hosts)} hosts", tuple(hosts), switches=(SWITCH,), links=links)
-    return MadeCluster(cluster, source, (*assumed, *told, "50 microseconds from host to host"))
+    return MadeCluster(cluster, source, (*assumed, *network, "50 microseconds from host to host"))
 
 
 # ---------------------------------------------------------------- what environments tell
@@ -130,12 +129,14 @@ def _slurm() -> _Told:
     cores = cores if len(cores) == len(nodes) else cores[:1] * len(nodes)
     gpus, gpu_type = _slurm_gpus()
     here = look_at_this_machine()
-    told = _Told(f"Slurm's allocation {os.environ.get('SLURM_JOB_ID', '')}".rstrip(), {}, gpu_type=gpu_type)
+    environment = _Told(
+        f"Slurm's allocation {os.environ.get('SLURM_JOB_ID', '')}".rstrip(), {}, gpu_type=gpu_type
+    )
     for node, count in zip(nodes, cores, strict=True):
-        told.hosts[node] = Hardware(count, _slurm_memory_bytes(count) or here.memory_bytes, gpus)
+        environment.hosts[node] = Hardware(count, _slurm_memory_bytes(count) or here.memory_bytes, gpus)
     if not _slurm_memory_bytes(1):
-        told.assumed.append("every host has this machine's memory")
-    return told
+        environment.assumed.append("every host has this machine's memory")
+    return environment
 
 
 def _slurm_gpus() -> tuple[int, str | None]:
@@ -183,10 +184,10 @@ def _variable(name: str) -> str:
 # ---------------------------------------------------------------- hosts
 
 
-def _host(name: str, hardware: Hardware, told: _Told, wishes: Wishes) -> Host:
+def _host(name: str, hardware: Hardware, environment: _Told, wishes: Wishes) -> Host:
     """Return a host with its GPUs, if it has any, or else with workers on its cores."""
     memory_bytes = wishes.memory_bytes or hardware.memory_bytes
-    gpus = [] if wishes.devices == "cpu" else _gpus(name, hardware, told, wishes)
+    gpus = [] if wishes.devices == "cpu" else _gpus(name, hardware, environment, wishes)
     if gpus:
         return Host(name, tuple(gpus), memory_bytes=memory_bytes)
     if wishes.devices == "gpu":
@@ -195,31 +196,31 @@ def _host(name: str, hardware: Hardware, told: _Told, wishes: Wishes) -> Host:
             at="--devices gpu",
             fix="say how many each host has: --gpus 4 --gpu-type a100",
         )
-    count = wishes.workers or told.workers.get(name) or min(MOST_WORKERS, hardware.cores)
+    count = wishes.workers or environment.workers.get(name) or min(MOST_WORKERS, hardware.cores)
     threads = max(1, hardware.cores // count)
     cpus = (Device(f"{name}/cpu{i}", "cpu", "cpu-core", threads=threads) for i in range(count))
     return Host(name, tuple(cpus), memory_bytes=memory_bytes, cores=float(hardware.cores))
 
 
-def _gpus(name: str, hardware: Hardware, told: _Told, wishes: Wishes) -> list[Device]:
+def _gpus(name: str, hardware: Hardware, environment: _Told, wishes: Wishes) -> list[Device]:
     here = detect_gpus("localhost")
-    found = here if isinstance(here, list) else []
+    detected = here if isinstance(here, list) else []
     if wishes.gpus is not None:
         count = wishes.gpus
     elif hardware.gpus is not None:
         count = hardware.gpus
-    elif told.workers:  # pods: this one, the launcher's, is not one of them
-        count = told.workers[name] if wishes.devices == "gpu" or wishes.gpu_type else 0
+    elif environment.workers:  # pods: this one, the launcher's, is not one of them
+        count = environment.workers[name] if wishes.devices == "gpu" or wishes.gpu_type else 0
     else:
-        count = len(found)
-    known = {gpu.index: gpu for gpu in found}
-    alike = found[0] if found else Gpu(0)
+        count = len(detected)
+    known = {gpu.index: gpu for gpu in detected}
+    alike = detected[0] if detected else Gpu(0)
     gpus = [known.get(index, Gpu(index, alike.name, alike.memory_bytes)) for index in range(count)]
     return [
         Device(
             f"{name}/gpu{gpu.index}",
             "gpu",
-            _profile(gpu, told, wishes),
+            _profile(gpu, environment, wishes),
             index=gpu.index,
             memory_bytes=gpu.memory_bytes if wishes.gpu_type in (None, gpu.profile) else None,
         )
@@ -227,11 +228,11 @@ def _gpus(name: str, hardware: Hardware, told: _Told, wishes: Wishes) -> list[De
     ]
 
 
-def _profile(gpu: Gpu, told: _Told, wishes: Wishes) -> str:
-    named = told.gpu_type.lower() if told.gpu_type else None
+def _profile(gpu: Gpu, environment: _Told, wishes: Wishes) -> str:
+    named = environment.gpu_type.lower() if environment.gpu_type else None
     profile = wishes.gpu_type or gpu.profile or (named if named in GPU_TYPES else None)
     if profile is None:
-        called = gpu.name or told.gpu_type
+        called = gpu.name or environment.gpu_type
         raise BadUsage(
             f"the type of the GPUs is not known{f': they are called {called!r}' if called else ''}",
             at="partc cluster init",

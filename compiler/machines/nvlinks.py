@@ -51,7 +51,7 @@ def detect_nvlinks() -> dict[tuple[int, int], int]:
 def read_topology(text: str) -> dict[tuple[int, int], int]:
     """Return the NVLinks of a printed matrix."""
     columns: list[str] = []
-    found: dict[tuple[int, int], int] = {}
+    link_counts: dict[tuple[int, int], int] = {}
     for line in text.splitlines():
         words = _STYLE.sub("", line).split()
         if not columns:
@@ -60,8 +60,8 @@ def read_topology(text: str) -> dict[tuple[int, int], int]:
             for column, cell in zip(columns, words[1:], strict=False):
                 if links := re.fullmatch(r"NV(\d+)", cell):
                     first, second = sorted(int(name.removeprefix("GPU")) for name in (words[0], column))
-                    found[first, second] = int(links[1])
-    return found
+                    link_counts[first, second] = int(links[1])
+    return link_counts
 
 
 def join_gpus(host: str, devices: Sequence[Device], pairs: Pairs) -> tuple[tuple[str, ...], tuple[Link, ...]]:

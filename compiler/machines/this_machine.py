@@ -1,10 +1,15 @@
-"""What this process may use of the machine it runs on: cores and memory, within a container's limits."""
+"""What this process may use of the machine it runs on: cores and memory, within a container; and its GPUs."""
 
 import os
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from partc.cost.cluster.cluster import Cluster
+from partc.runtime.engines.allotted_nodes import allotted_nodes
+from partc.runtime.engines.host_check import gpu_lacks
+from partc.runtime.errors import BadUsage
 
 _GROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
@@ -38,10 +43,46 @@ def _cores(group: Path) -> int:
 
 
 def _memory_bytes(group: Path, meminfo: Path) -> int:
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with suppress(OSError, ValueError):  # no limit reads "max"
-        found.append(int((group / "memory.max").read_text()))
+        limits.append(int((group / "memory.max").read_text()))
     with suppress(OSError):
         lines = meminfo.read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
-    return min(found)
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
+    return min(limits)
+
+
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def unusable_gpus(cluster: Cluster) -> list[str]:
+    """Return a sentence where this machine has no use for GPUs that are to be its own; `partc run` refuses.
+
+    Hosts without an address are this machine, unless a batch system allots nodes: those are looked at by the
+    ranks there, before their first step.
+    """
+    here = (*_HERE, socket.gethostname())
+    devices = [
+        device
+        for host in cluster.hosts
+        if host.address in here
+        for device in host.devices
+        if device.kind == "gpu"
+    ]
+    if not devices or _has_nodes():
+        return []
+    for device in devices:
+        for lack in gpu_lacks(device.name, device.index):
+            others = f", as do {len(devices) - 1} more" if len(devices) > 1 else ""
+            return [
+                f"here, `partc run` will be refused: {lack.what}{others}. To run here, {lack.fix}; to run "
+                "elsewhere, write the hosts' addresses in the cluster file"
+            ]
+    return []
+
+
+def _has_nodes() -> bool:
+    try:
+        return bool(allotted_nodes())
+    except BadUsage:
+        return True

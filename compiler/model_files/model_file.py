@@ -211,8 +211,8 @@ def _given_names(graph: onnx.GraphProto) -> set[str]:
                 at=f"{what}s of graph {graph.name!r}",
                 fix=f"rename or drop one {what}",
             )
-    given = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
-    return given | {tensor.values.name for tensor in graph.sparse_initializer}
+    defined = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    return defined | {tensor.values.name for tensor in graph.sparse_initializer}
 
 
 def _makers(graph: onnx.GraphProto, known_names: set[str]) -> dict[str, onnx.NodeProto]:

@@ -57,9 +57,9 @@ def annotate(
         specs: list[onnx.ShardingSpecProto] = []
         for name in placed:
             site = layouts[name].site
-            found = list(_specs(name, layouts[name], shapes[name], at[site], meshes, holders))
+            own = list(_specs(name, layouts[name], shapes[name], at[site], meshes, holders))
             whole = [onnx.ShardingSpecProto(tensor_name=name, device=at[site])] if site in apart else []
-            specs += found or whole
+            specs += own or whole
         own_stages = [stages[layouts[name].site] for name in placed if layouts[name].site in stages]
         if specs or own_stages:
             place = node.device_configurations.add(configuration_id=CONFIGURATION)
@@ -77,9 +77,9 @@ def is_pipeline(meshes: Meshes) -> bool:
 
 def _tell_segments(node: onnx.NodeProto, titles: Sequence[SegmentTitle]) -> None:
     """Say in the node's metadata in which segments it is, and on which ranks they run."""
-    kept = [entry for entry in node.metadata_props if not entry.key.startswith(KEY)]
+    other_entries = [entry for entry in node.metadata_props if not entry.key.startswith(KEY)]
     del node.metadata_props[:]
-    node.metadata_props.extend(kept)
+    node.metadata_props.extend(other_entries)
     if titles:
         node.metadata_props.add(key=f"{KEY}segment", value=",".join(title.name for title in titles))
         ranks = dict.fromkeys(title.metadata["ranks"] for title in titles)

@@ -19,7 +19,7 @@ import onnx
 from partc.passes.analysis import Analysis
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.schedule import Chunk
-from partc.passes.search.forward_nodes import forward_nodes
+from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.runtime.plan.device_index import index_ranges
 from partc.runtime.plan.program import Site
 
@@ -104,17 +104,17 @@ def _sources(source: bytes, lowered: LoweredGraph) -> dict[str, str]:
     Gather_5.pull.ids   of Gather_5, whose table is on servers
     """
     theirs = {node.name for node in onnx.ModelProto.FromString(source).graph.node}
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for node, name in lowered.original.items():
         while name not in theirs and "/" in name:
             name = name.rpartition("/")[0]
         if name in theirs:
-            found[node] = name
+            sources[node] = name
     for copy in lowered.nodes:
         name, pull, _ = copy.name.partition(".pull.")
         if pull and name in theirs:
-            found[copy.name] = name
-    return found
+            sources[copy.name] = name
+    return sources
 
 
 def _phases(analysis: Analysis) -> dict[str, str]:

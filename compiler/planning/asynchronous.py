@@ -17,8 +17,8 @@ from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import Batch, Mode, Strategy
 from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
-from partc.runtime.asynchronous.commit_point import first_unpushed
-from partc.runtime.asynchronous.session import servers_of
+from partc.runtime.asynchronous.servers.commit_point import first_unpushed
+from partc.runtime.asynchronous.sessions.session import servers_of
 from partc.runtime.errors import BadUsage, UnsupportedModel
 from partc.runtime.plan.program import (
     Instruction,

@@ -32,16 +32,15 @@ from partc.passes.scheduling.bucket_communications import (
 )
 from partc.passes.scheduling.divide_pieces import BucketPiece, divide_pieces
 from partc.passes.scheduling.join_sums import join_sums
-from partc.passes.scheduling.lead_first import lead_first
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
-from partc.passes.scheduling.order_by_time import order_by_time, ready_slots, step_s
+from partc.passes.scheduling.order_by_time import lead_first, order_by_time, ready_slots, step_s
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
 from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
 from partc.passes.scheduling.write_segments import SegmentWriter
-from partc.passes.search.forward_nodes import forward_nodes
+from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.runtime.plan.program import PLAN_FORMAT, Output, Plan, Recomputed
 from partc.runtime.plan.variables import PlanVariable, Stored
 

@@ -11,9 +11,9 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.planning.stage_prices import StagePrices
 from partc.compiler.report.units import join_words, percent, ranges, seconds, size
 from partc.cost.strategy import Strategy
-from partc.passes.search.cut_stages import UNEVEN, StageLine, stage_line
-from partc.passes.search.forward_nodes import find_variables_behind
-from partc.passes.search.shared_weights import PipelineTraffic, SharedPipeline
+from partc.passes.search.operators.forward_nodes import find_variables_behind
+from partc.passes.search.stages.cut_stages import UNEVEN, StageLine, stage_line
+from partc.passes.search.stages.shared_weights import PipelineTraffic, SharedPipeline
 
 IDLE = 0.1  # of the mean of all stages: who computes less has next to nothing to do
 NAMES_TOLD = 2
@@ -43,12 +43,12 @@ def _busy(times: Sequence[float], starts: Sequence[int]) -> list[float]:
 
 def _unequal(busy: Sequence[float], mean: float) -> str:
     most = max(range(len(busy)), key=busy.__getitem__)
-    told = f"Stage {most} computes {max(busy) / mean:.1f} times as long as the mean of all stages"
+    sentence = f"Stage {most} computes {max(busy) / mean:.1f} times as long as the mean of all stages"
     idle = [stage for stage, second in enumerate(busy) if second < IDLE * mean]
     if not idle:
-        return f"{told}."
+        return f"{sentence}."
     stages = f"stage {idle[0]} has" if len(idle) == 1 else f"stages {ranges(idle)} have"
-    return f"{told}, and {stages} next to nothing to do."
+    return f"{sentence}, and {stages} next to nothing to do."
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ class _Reasons:
 
     def _of_weights(self, parted: Mapping[str, frozenset[str]], equal_s: float, taken_s: float) -> str:
         names = list(dict.fromkeys(name for variables in parted.values() for name in sorted(variables)))
-        told = names[:NAMES_TOLD]
-        if more := len(names) - len(told):
-            told.append(f"{more} more")
+        some = names[:NAMES_TOLD]
+        if more := len(names) - len(some):
+            some.append(f"{more} more")
         verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
         amount = size(sum(map(self.compilation.analysis.facts.nbytes, parted)))
         return (
-            f"{join_words(told)} ({amount}) {verb} read at several places of the model, and stages of equal "
+            f"{join_words(some)} ({amount}) {verb} read at several places of the model, and stages of equal "
             f"work would part the readers: every step would send {them} from stage to stage, and gradients "
             f"back. That is estimated at {seconds(equal_s)} a step, this cut at {seconds(taken_s)}. Fewer "
             "stages, or --strategy data or tensor, leave no device idle."

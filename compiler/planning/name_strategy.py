@@ -8,14 +8,14 @@ from partc.passes.analysis import Analysis
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.layouts import REPLICAS, Layout
 from partc.passes.layouts.meshes import Mesh
-from partc.passes.search.cut_layers import cut_layers
-from partc.passes.search.cut_stages import NodeSeconds, cut_stages
-from partc.passes.search.find_groups import spell_dimension
-from partc.passes.search.shard_variables import shard_variables
-from partc.passes.search.shared_weights import PipelineTraffic, SentSeconds
-from partc.passes.search.split_dense import split_dense
-from partc.passes.search.split_space import split_space
-from partc.passes.search.tensor_parallel import split_weights
+from partc.passes.search.named.shard_variables import shard_variables
+from partc.passes.search.named.split_dense import split_dense
+from partc.passes.search.named.split_space import split_space
+from partc.passes.search.named.tensor_parallel import split_weights
+from partc.passes.search.operators.find_groups import spell_dimension
+from partc.passes.search.stages.cut_layers import cut_layers
+from partc.passes.search.stages.cut_stages import NodeSeconds, cut_stages
+from partc.passes.search.stages.shared_weights import PipelineTraffic, SentSeconds
 from partc.runtime.errors import BadUsage
 
 # With m micro-batches and s stages, (s - 1) of (m + s - 1) turns are idle: a fifth at four a stage

@@ -10,7 +10,7 @@ from partc.cost.network import collectives
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, seconds_of
 from partc.cost.simulation.roofline import node_s, start_s
-from partc.passes.search.shared_weights import SentSeconds
+from partc.passes.search.stages.shared_weights import SentSeconds
 
 MessagePhases = Callable[[Network, Sequence[str], float], Phases]  # of a message's members and bytes
 

@@ -115,10 +115,10 @@ def _of_mesh(compilation: Compilation) -> str:
     parted = sum(choice.variable in compilation.strategy.variables for choice in choices)
     kinds = join_words(_kinds(list(choices))) or "no parameter"
     if parted:
-        kept = f"{parted} of them kept in parts"
+        storage = f"{parted} of them kept in parts"
     else:
-        kept = "each whole in one stage" if compilation.strategy.stages > 1 else "each kept whole"
-    return f"{kinds} ({amount}), {kept}, on a mesh of {grid}."
+        storage = "each whole in one stage" if compilation.strategy.stages > 1 else "each kept whole"
+    return f"{kinds} ({amount}), {storage}, on a mesh of {grid}."
 
 
 def _strategy(choices: tuple[Choice, ...]) -> str:

@@ -4,8 +4,11 @@
 
 A later run takes the place of an earlier one. A page without a predicted step is left as it is. Where another
 version of partc wrote the page, its scripts would draw the measured step wrongly: the page says so instead.
+
+What the page calls the plan's instructions is read back from it: there is no compilation any more.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -14,9 +17,9 @@ from partc.compiler.comparison.difference_rows import difference_rows, sum_row, 
 from partc.compiler.report.describe_messages import SHORT, Words
 from partc.compiler.report.describe_program import segment_names
 from partc.compiler.report.methods import method_of_label
+from partc.compiler.report.packed_json import unpacked
 from partc.compiler.report.page import has_scripts, render_part
 from partc.compiler.report.timeline.draw_timeline import TimelinePicture, draw_timeline
-from partc.compiler.report.timeline.page_words import words_of_page
 from partc.compiler.report.units import EN_DASH, with_arrow
 from partc.cost.simulation.timeline import Timeline
 from partc.cost.step_account import MeasuredRun
@@ -67,13 +70,26 @@ def _words(plan: Plan, predicted: str) -> dict[int, Words]:
 
 def _values(record: MeasuredRun, line: str, picture: TimelinePicture | None) -> Mapping[str, object]:
     steps = f"{record.first_step}{EN_DASH}{record.last_step}"
-    shown, others = record.differences[:MOST_ROWS], record.differences[MOST_ROWS:]
+    largest, others = record.differences[:MOST_ROWS], record.differences[MOST_ROWS:]
     return {
         "line": with_arrow(f"A step: {line}."),
         "steps": steps if record.first_step != record.last_step else str(record.first_step),
         "timeline": picture,
-        "rows": difference_rows(shown, SIDES),
+        "rows": difference_rows(largest, SIDES),
         "others": sum_row(f"{len(others)} more", others) if others else None,
         "total": total_row(record.predicted.step_s, record.measured.step_s),
         "has_fewer_cores": any(d.kind == "sharing" for d in record.differences),
     }
+
+
+_DATA = re.compile(r'<script type="application/json" class="timeline-data">(.*?)</script>', re.DOTALL)
+
+
+def words_of_page(page: str) -> dict[int, Words]:
+    """Return the words by the instructions' places; nothing where the page has no timeline."""
+    match = _DATA.search(page)
+    if match is None:
+        return {}
+    data = unpacked(json.loads(match[1]))
+    words = [Words(*fields) for fields in data["words"]]
+    return {place: words[number] for place, number in enumerate(data["instructions"]) if number >= 0}

@@ -82,11 +82,11 @@ class MessageNames:
 
     def words(self, start: Start) -> Words:
         """Return a communication in words."""
-        told = self._tell(start)
+        sentence = self._tell(start)
         microbatch = re.search(r" #(\d+)$", start.label)
         if microbatch is not None:
-            told += f"{MICROBATCH}{int(microbatch[1]) + 1}"
-        return Words(method_of_label(start.label), SHORT[start.kind], f"{told[0].upper()}{told[1:]}")
+            sentence += f"{MICROBATCH}{int(microbatch[1]) + 1}"
+        return Words(method_of_label(start.label), SHORT[start.kind], f"{sentence[0].upper()}{sentence[1:]}")
 
     def _tell(self, start: Start) -> str:
         if start.kind in ("gather_rows", "scatter_rows", "all_to_all_rows"):
@@ -208,20 +208,20 @@ class MessageNames:
     @cached_property
     def _in_buffers(self) -> dict[str, tuple[str, ...]]:
         plan = self.compilation.plan
-        found: dict[str, list[str]] = {}
+        values_of: dict[str, list[str]] = {}
         for piece in (*plan.slices, *(piece for rank in plan.ranks[:1] for piece in rank.slices)):
-            found.setdefault(piece.buffer, []).append(piece.value)
-        return {buffer: tuple(values) for buffer, values in found.items()}
+            values_of.setdefault(piece.buffer, []).append(piece.value)
+        return {buffer: tuple(values) for buffer, values in values_of.items()}
 
     @cached_property
     def _gradients(self) -> dict[str, str]:
         """Return whose gradient a tensor is."""
-        found = {}
+        parameters = {}
         for gradient in self.compilation.analysis.training.gradients.values():
             for tensor in (gradient.dense, gradient.rows, gradient.ids):
                 if tensor is not None:
-                    found[tensor] = gradient.parameter
-        return found
+                    parameters[tensor] = gradient.parameter
+        return parameters
 
     @cached_property
     def _row_gradients(self) -> dict[str, str]:
@@ -245,11 +245,11 @@ class MessageNames:
 
     @cached_property
     def _readers(self) -> dict[str, list[gs.Node]]:
-        found: dict[str, list[gs.Node]] = {}
+        readers: dict[str, list[gs.Node]] = {}
         for node in self.compilation.analysis.training.graph.nodes:
             for operand in node.inputs:
-                found.setdefault(operand.name, []).append(node)
-        return found
+                readers.setdefault(operand.name, []).append(node)
+        return readers
 
     @cached_property
     def _tensors(self) -> frozenset[str]:
@@ -259,13 +259,13 @@ class MessageNames:
 def with_words(compilation: Compilation) -> Plan:
     """Return the plan with its communications in words, each as a part of a sentence."""
     names, plan = MessageNames(compilation), compilation.plan
-    told = tuple(
+    instructions = tuple(
         msgspec.structs.replace(i, words=_within_a_sentence(names.words(i).what))
         if isinstance(i, Start)
         else i
         for i in plan.instructions
     )
-    return msgspec.structs.replace(plan, instructions=told)
+    return msgspec.structs.replace(plan, instructions=instructions)
 
 
 def _within_a_sentence(words: str) -> str:
@@ -295,7 +295,7 @@ def _readable(tensor: str) -> str:
 
 
 def _some(names: Iterable[str]) -> str:
-    told: Sequence[str] = list(dict.fromkeys(names))
-    if len(told) <= NAMES_TOLD + 1:
-        return join_words(told)
-    return f"{', '.join(told[:NAMES_TOLD])} and {count(len(told) - NAMES_TOLD)} more"
+    distinct: Sequence[str] = list(dict.fromkeys(names))
+    if len(distinct) <= NAMES_TOLD + 1:
+        return join_words(distinct)
+    return f"{', '.join(distinct[:NAMES_TOLD])} and {count(len(distinct) - NAMES_TOLD)} more"

@@ -14,8 +14,8 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.report.device_colours import Colour, colour_devices
 from partc.compiler.report.units import count, join_words, plural, shorten, some_ranges
 from partc.passes.layouts.strategy_meshes import BATCH
-from partc.passes.search.find_groups import OperatorGroup, find_groups
-from partc.passes.search.read_configs import OperatorGrid, read_grids
+from partc.passes.search.operators.find_groups import OperatorGroup, find_groups
+from partc.passes.search.operators.read_configs import OperatorGrid, read_grids
 from partc.runtime.plan.program import Rank
 
 WIDTH = 152
@@ -115,11 +115,11 @@ def _alike(
     groups: Sequence[OperatorGroup], grids: Sequence[OperatorGrid]
 ) -> list[tuple[OperatorGrid, list[OperatorGroup]]]:
     """Return the operators of one op, shape, set of dimensions and grid, in the order of their first."""
-    found: dict[object, tuple[OperatorGrid, list[OperatorGroup]]] = {}
+    by_grid: dict[object, tuple[OperatorGrid, list[OperatorGroup]]] = {}
     for group, grid in zip(groups, grids, strict=True):
         key = group.op, group.shape, tuple(group.splits.items()), grid
-        found.setdefault(key, (grid, []))[1].append(group)
-    return list(found.values())
+        by_grid.setdefault(key, (grid, []))[1].append(group)
+    return list(by_grid.values())
 
 
 def _sentence(grids: Sequence[OperatorGrid], workers: Sequence[Rank], pictures: int) -> str:

@@ -169,15 +169,15 @@ def _length_of_repeat(numbers: Sequence[int], before: int, at: int) -> int:
 
 
 def _differences(code: Sequence[int]) -> list[int]:
-    found: list[int] = []
+    numbers: list[int] = []
     at = 0
     while at < len(code):
         new = code[at]
-        found += code[at + 1 : at + 1 + new]
+        numbers += code[at + 1 : at + 1 + new]
         at += 1 + new
         if at < len(code):
             back, length = code[at : at + 2]
             for _ in range(length):
-                found.append(found[-back])
+                numbers.append(numbers[-back])
             at += 2
-    return found
+    return numbers

@@ -18,7 +18,6 @@ from partc.compiler.report.describe_program import (
     instruction_words,
     names_of_messages,
 )
-from partc.compiler.report.describe_what_if import what_if_section
 from partc.compiler.report.measure_traffic import step_traffic
 from partc.compiler.report.operators.describe_graph import graph_section
 from partc.compiler.report.packed_json import script_json
@@ -32,6 +31,7 @@ from partc.compiler.report.plan_sections import (
     servers_section,
     timeline_section,
     variables_section,
+    what_if_section,
     why_section,
 )
 from partc.compiler.report.section import ReportSource, Section

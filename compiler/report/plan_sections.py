@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from partc.compiler.comparison.what_if_rows import what_if_tables
 from partc.compiler.report.choices.describe_mesh import describe_mesh
 from partc.compiler.report.choices.describe_variables import (
     describe_variables,
@@ -139,3 +140,9 @@ def program_section(source: ReportSource) -> Values:
     """List segments and instructions."""
     listings = describe_listings(source.compilation.plan, source.segments, source.words)
     return {"segments": source.segments, "listings": listings}
+
+
+def what_if_section(source: ReportSource) -> Mapping[str, object] | None:
+    """Tell what was priced; None where nobody asked."""
+    what_if = source.compilation.what_if
+    return None if what_if is None else {"tables": what_if_tables(what_if)}

@@ -18,20 +18,20 @@ import numpy as np
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, run
-from partc.compiler.search.own_space import OwnSpace
-from partc.compiler.search.walk_tasks import LEAST_GAIN, State
+from partc.compiler.search.operators.own_space import OwnSpace
+from partc.compiler.search.operators.walk_tasks import LEAST_GAIN, State
 from partc.compiler.search.whole_steps import Priced, WholeSteps
 from partc.compiler.settle_options import begin_compilation
 from partc.compiler.task_graphs.block_costs import BlockCosts
 from partc.compiler.task_graphs.step_blocks import ParameterOf
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.cost.cluster.cluster import Cluster, ranks_of
-from partc.cost.placement.conflicts import find_conflict
-from partc.cost.placement.latency import MOST_SAT_NODES, list_schedule, place_for_latency
-from partc.cost.placement.problem import Node, Problem
+from partc.cost.placement.latency.latency import MOST_SAT_NODES, list_schedule, place_for_latency
+from partc.cost.placement.problems.problem import Node, Problem
+from partc.cost.placement.throughput.conflicts import find_conflict
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, Strategy
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.search.operator_space import OperatorConfig
+from partc.passes.search.operators.operator_space import OperatorConfig
 from partc.runtime.errors import BadUsage, NoPlacement
 
 SOLVER_SHARE = 0.25  # of the budget: for each of both problems
@@ -54,7 +54,7 @@ def place_operators(read: Callable[[], TrainingGraph], cluster: Cluster, options
         raise BadUsage("the step has no operators", at="--strategy placed", fix="use another strategy")
     together = _together(own)
     starts = [*_placements(own, options), *(state for state in together if _fits(own.tasks, state))]
-    improved = sorted((_improved(own.tasks, state, until_s) for state in starts), key=lambda found: found[1])
+    improved = sorted((_improved(own.tasks, state, until_s) for state in starts), key=lambda pair: pair[1])
     price = WholeSteps(read, cluster, options)
     best: Priced | None = None
     for state in dict.fromkeys((*(state for state, _ in improved[:TRIED]), *starts, *together)):
@@ -154,7 +154,7 @@ class _StepProblem:
         return len(self.group_of) - 1
 
     def _add_readings(self) -> None:
-        kept: dict[int, int] = {}  # variable -> its node
+        node_of_variable: dict[int, int] = {}  # variable -> its node
         for reading in self._costs.readings:
             group, reader = reading.groups
             if reading.maker is not None:
@@ -162,9 +162,9 @@ class _StepProblem:
             elif group == reader:
                 continue
             else:
-                if reading.tensor not in kept:
-                    kept[reading.tensor] = self._add(group, 0.0)
-                source = kept[reading.tensor]
+                if reading.tensor not in node_of_variable:
+                    node_of_variable[reading.tensor] = self._add(group, 0.0)
+                source = node_of_variable[reading.tensor]
             self._edges[source, self._computing[reading.reader]] = None
             if group != reader:
                 sent = self._costs.send(reading, self._here, self._there)

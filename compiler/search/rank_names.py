@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.name_strategy import MICROBATCHES_PER_STAGE
 from partc.compiler.planning.stopwatch import paused_collection
-from partc.compiler.search.estimate_pipelines import PipelineEstimate
-from partc.compiler.search.step_pipelines import StepPipelines
+from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
+from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.cost.named_strategy import NamedStrategy, parse_named
 from partc.passes.layouts.meshes import Mesh
-from partc.passes.search.pipeline_space import Pipeline
-from partc.passes.search.split_dense import find_dense
+from partc.passes.search.named.split_dense import find_dense
+from partc.passes.search.stages.pipeline_space import Pipeline
 
 # A name is not priced whose estimate is so many times the quickest step so far. Of 176 names of five models
 # on two clusters estimates were 0.2 to 1.6 times the plan's step, and once 2.6 times: none that is quicker

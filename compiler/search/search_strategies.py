@@ -21,23 +21,22 @@ from math import inf
 import numpy as np
 
 from partc.compiler.options import Options, SearchMethod, SearchOptions
-from partc.compiler.search.climb_pipelines import climb_pipelines
-from partc.compiler.search.estimate_pipelines import PipelineEstimate
-from partc.compiler.search.exhaust import Exhausted, check_states, exhaust
-from partc.compiler.search.interrupts import BudgetSpent, interrupted_at
 from partc.compiler.search.name_what_fits import names_by_need
-from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.operators.exhaust import Exhausted, check_states, exhaust
+from partc.compiler.search.operators.own_space import OwnSpace
+from partc.compiler.search.operators.search_additively import solve_additively
+from partc.compiler.search.operators.walk_chains import walk_rounds
+from partc.compiler.search.operators.walk_tasks import BestStates, State, climb, fewer_replicas
+from partc.compiler.search.pipelines.climb_pipelines import climb_pipelines
+from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
+from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.compiler.search.rank_names import rank_names
-from partc.compiler.search.search_limit import SearchLimit
-from partc.compiler.search.solve_additively import solve_additively
-from partc.compiler.search.step_pipelines import StepPipelines
-from partc.compiler.search.walk_chains import walk_rounds
-from partc.compiler.search.walk_tasks import BestStates, State, climb, fewer_replicas
+from partc.compiler.search.search_limit import BudgetSpent, SearchLimit, interrupted_at
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.simulation.task_graph import compile_kernels
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.search.pipeline_space import Pipeline
+from partc.passes.search.stages.pipeline_space import Pipeline
 from partc.runtime.errors import BadUsage, DoesNotFit, NoPlacement
 
 NAMED_SHARE = 0.5  # of the budget: what named strategies may take
@@ -81,7 +80,7 @@ def search_strategies(
     read: Callable[[], TrainingGraph],
     cluster: Cluster,
     options: Options,
-    asked: SearchOptions,
+    search_options: SearchOptions,
     show: Show,
 ) -> SearchResult:
     """Return the quickest strategy found within a budget. Raises what data parallelism is refused with, for
@@ -91,12 +90,12 @@ def search_strategies(
     with the best so far, and so does the budget, whatever is under way. Beyond it go data parallelism, which
     is priced whatever it takes, and one plan of what walks have found.
     """
-    limit = SearchLimit(asked.budget_s, asked.proposals)
+    limit = SearchLimit(search_options.budget_s, search_options.proposals)
     price = WholeSteps(read, cluster, options)
     start = price(START, START)
     if start is not None and price.first is not None:  # it was as many plans, and the analysis
         price.taken_s = [taken_s / (1 + len(price.first.compared)) for taken_s in price.taken_s]
-    search = _Search(price, start or _first_that_fits(price), start, asked, limit, show)
+    search = _Search(price, start or _first_that_fits(price), start, search_options, limit, show)
     try:
         with interrupted_at(lambda: limit.until_s):
             search.run()
@@ -133,7 +132,7 @@ class _Search:
         price: WholeSteps,
         start: Priced,
         data_parallel: Priced | None,
-        asked: SearchOptions,
+        options: SearchOptions,
         limit: SearchLimit,
         show: Show,
     ) -> None:
@@ -142,11 +141,11 @@ class _Search:
         self.best, self._data_parallel = start, data_parallel
         self.proposals = 0
         self.remarks: list[str] = []
-        self._price, self._asked, self._limit, self._show = price, asked, limit, show
+        self._price, self._asked, self._limit, self._show = price, options, limit, show
         self._named = [start]
         self._state: State | None = None  # of the best, if it is operators' own
         self._optimal: set[State] = set()  # no single change of them is quicker
-        self._rng = np.random.default_rng(asked.seed)
+        self._rng = np.random.default_rng(options.seed)
         show(start, data_parallel)
 
     def run(self) -> None:
@@ -233,8 +232,8 @@ class _Search:
             return time.monotonic() < estimated_until_s
 
         def price_s(pipeline: Pipeline) -> float:
-            told = pipelines.told(pipeline, best[-1] if best else None)
-            priced = self._price(f"pipeline: {told}", pipelines.strategy(pipeline))
+            description = pipelines.told(pipeline, best[-1] if best else None)
+            priced = self._price(f"pipeline: {description}", pipelines.strategy(pipeline))
             if self._see(priced):
                 best.append(pipeline)
             return inf if priced is None else priced.step_s
@@ -263,21 +262,21 @@ class _Search:
                 if exhausted.is_proven and is_alike:
                     return  # walks have no other states
                 starts.append(exhausted.state)
-        found = BestStates()
+        best = BestStates()
         try:
-            self._walk_rounds(own, starts, found)
+            self._walk_rounds(own, starts, best)
         except KeyboardInterrupt:
-            if found.found:
-                self._see_state(own, found.in_order()[0], OPERATORS_OWN)
+            if best.seconds:
+                self._see_state(own, best.in_order()[0], OPERATORS_OWN)
             raise
 
-    def _walk_rounds(self, own: OwnSpace, starts: Sequence[State], found: BestStates) -> None:
+    def _walk_rounds(self, own: OwnSpace, starts: Sequence[State], best: BestStates) -> None:
         limit, is_priced = self._limit, True
         for proposals in walk_rounds(
             own.tasks,
             own.space,
             starts,
-            found,
+            best,
             self._rng,
             lambda share: limit.part_until_s((1 - CLIMB_SHARE) * share, RESERVE * self._price.usual_s),
             most=limit.part(WALKED_PROPOSALS),
@@ -286,9 +285,9 @@ class _Search:
             self.proposals += proposals
             is_priced = self._price.usual_s < PRICED_SHARE * limit.left_s
             if is_priced:
-                self._price_best(own, found)
+                self._price_best(own, best)
         if not is_priced:
-            self._price_best(own, found)
+            self._price_best(own, best)
 
     def _additive_starts(self, own: OwnSpace) -> list[State]:
         """Return the answers of the additive methods, as far as there are any in a share of the time."""
@@ -302,8 +301,8 @@ class _Search:
                 continue  # the graph does not reduce, or there was no time: walks have other starts
         return starts
 
-    def _price_best(self, own: OwnSpace, found: BestStates) -> None:
-        for state in found.in_order()[:TRIED]:
+    def _price_best(self, own: OwnSpace, best: BestStates) -> None:
+        for state in best.in_order()[:TRIED]:
             self._see_state(own, state, OPERATORS_OWN)
             if self._limit.left_s < RESERVE * self._price.usual_s:
                 return
@@ -342,15 +341,15 @@ class _Search:
         """Look at all states, and price each that is quicker than those before."""
         until_s = self._limit.part_until_s(share, self._price.usual_s)
 
-        def show(found: Exhausted) -> None:
-            self._see_state(own, found.state, "exhaustive")
+        def show(result: Exhausted) -> None:
+            self._see_state(own, result.state, "exhaustive")
 
-        found = exhaust(own.tasks, own.kinds, begin, lambda: time.monotonic() < until_s, show)
-        self.proposals += found.priced
-        self._see_state(own, found.state, "exhaustive")
-        how = "all" if found.is_proven else "there was no time for all"
+        result = exhaust(own.tasks, own.kinds, begin, lambda: time.monotonic() < until_s, show)
+        self.proposals += result.priced
+        self._see_state(own, result.state, "exhaustive")
+        how = "all" if result.is_proven else "there was no time for all"
         self.remarks.append(
-            f"{how} {own.states:,} states of kinds of operators: {found.priced:,} priced by the task graph, "
-            + ("the others proven to be no quicker" if found.is_proven else "the quickest so far is taken")
+            f"{how} {own.states:,} states of kinds of operators: {result.priced:,} priced by the task graph, "
+            + ("the others proven to be no quicker" if result.is_proven else "the quickest so far is taken")
         )
-        return found
+        return result

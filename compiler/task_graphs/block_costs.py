@@ -23,7 +23,7 @@ from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_blocks import TaskBlock
 from partc.cost.simulation.task_arrays import OWN, Floats
 from partc.cost.simulation.task_graph import BlockTasks
-from partc.passes.search.operator_space import OperatorConfig
+from partc.passes.search.operators.operator_space import OperatorConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,13 @@ class BlockCosts:
 
     def _readings(self) -> list[Reading]:
         reader_of = {(block.group, block.way): number for number, block in self.computing.items()}
-        found = []
+        readings = []
         for number, block in enumerate(self.tasks.blocks):
             if isinstance(block, TransferBlock):
                 maker = block.sources[0] if block.sources else None
                 for index, ((_, way), group) in enumerate(zip(block.reads, block.groups[1:], strict=True)):
-                    found.append(Reading(number, maker, reader_of[group, way], block, index))
-        return found
+                    readings.append(Reading(number, maker, reader_of[group, way], block, index))
+        return readings
 
     def can_place(self, group: int, config: OperatorConfig) -> bool:
         """Tell whether a group can be divided so."""

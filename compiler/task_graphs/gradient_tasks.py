@@ -17,9 +17,9 @@ from partc.cost.simulation.task_arrays import Floats, Ints
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.count_work import count_update
-from partc.passes.search.group_layouts import plain
-from partc.passes.search.grouped_step import GroupedStep
+from partc.passes.search.operators.count_work import count_update
+from partc.passes.search.operators.group_layouts import plain
+from partc.passes.search.operators.grouped_step import GroupedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class UpdateWriter:
         placed, layout, native = term.placed, update.layout, term.layout
         is_here = placed.place == update.home.place
         is_sparse = self._step.analysis.training.gradients[update.parameter].is_sparse
-        sums, found = _sums_of(native, layout if is_here else Layout(""), is_sparse)
+        sums, summed_layout = _sums_of(native, layout if is_here else Layout(""), is_sparse)
         nbytes = self._local(term.name, native, placed.layout.mesh)
         if is_sparse:
             nbytes *= prod(placed.layout.mesh.size(*axes) for kind, axes in sums if kind == "all_gather")
@@ -118,9 +118,9 @@ class UpdateWriter:
                 sums, nbytes = (("all_reduce", tuple(sorted(chain(*(axes for _, axes in sums))))),), own
         if sums:
             of_mesh.sums[sums] = of_mesh.sums.get(sums, 0) + nbytes
-        if not is_here or found.placements != layout.placements:
+        if not is_here or summed_layout.placements != layout.placements:
             shape, dtype = self._facts.shape(update.parameter), self._facts.dtypes[update.parameter]
-            ends = Where.of(placed.place, plain(found)), Where.of(update.home.place, plain(layout))
+            ends = Where.of(placed.place, plain(summed_layout)), Where.of(update.home.place, plain(layout))
             sent = self._moves.messages(SentTensor.of(shape, dtype.itemsize), *ends)
             if is_sparse:
                 sent = replace(sent, nbytes=np.minimum(sent.nbytes, nbytes))
@@ -144,9 +144,9 @@ class UpdateWriter:
             sent = Messages.joined(of_mesh.sent)
             moved = self._prices.exchange(sent.sources, sent.targets, sent.nbytes)
             ends.put(members, draft.communicate(moved, members, ends))
-        found = Ends(workers)
-        found.slots[homes], found.indices[homes] = ends.slots[homes], ends.indices[homes]
-        return found
+        ends_at_home = Ends(workers)
+        ends_at_home.slots[homes], ends_at_home.indices[homes] = ends.slots[homes], ends.indices[homes]
+        return ends_at_home
 
     def _joined(self, draft: Draft, of_mesh: _OfMesh) -> Ends:
         """Add a task on each worker of a mesh, which takes no time, behind all that makes gradients there."""
@@ -163,16 +163,16 @@ def _sums_of(native: Layout, home: Layout, is_sparse: bool) -> tuple[tuple[Sum, 
     """Return the collectives that sum a term where it is made, and its layout behind them."""
     sums: list[Sum] = []
     reduced: list[int] = []
-    found = native
+    layout = native
     for axis, placement in enumerate(native.placements):
-        kept = home.along(axis)
-        if isinstance(placement, Partial) and isinstance(kept, Split):
+        home_placement = home.along(axis)
+        if isinstance(placement, Partial) and isinstance(home_placement, Split):
             sums.append(("reduce_scatter", (axis,)))
-            found = found.with_along(axis, kept)
+            layout = layout.with_along(axis, home_placement)
         elif isinstance(placement, Partial):
             reduced.append(axis)
-            found = found.with_along(axis, Replicate())
+            layout = layout.with_along(axis, Replicate())
         elif is_sparse and isinstance(placement, Split) and placement.axis == 0:
             sums.append(("all_gather", (axis,)))
-            found = found.with_along(axis, Replicate())
-    return (*sums, *([("all_reduce", tuple(reduced))] if reduced else [])), found
+            layout = layout.with_along(axis, Replicate())
+    return (*sums, *([("all_reduce", tuple(reduced))] if reduced else [])), layout

@@ -28,8 +28,8 @@ from partc.compiler.task_graphs.task_blocks import (
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves, Where
 from partc.passes.layouts.layouts import Layout
-from partc.passes.search.group_layouts import GroupLayouts
-from partc.passes.search.grouped_step import ASIDE, FORWARD, GroupedStep, Way
+from partc.passes.search.operators.group_layouts import GroupLayouts
+from partc.passes.search.operators.grouped_step import ASIDE, FORWARD, GroupedStep, Way
 
 Computing = tuple[int, Way]  # a group, and on which way
 
@@ -61,15 +61,15 @@ class Present:
 
     def block(self, number: int) -> TaskBlock:
         """Return a block that has been written."""
-        found = self.written[number]
-        assert found is not None, "blocks are written in order"
-        return found.block
+        written = self.written[number]
+        assert written is not None, "blocks are written in order"
+        return written.block
 
     def done(self, number: int) -> LastTasks:
         """Return the last tasks of a block that computes."""
-        found = self.block(number).done
-        assert found is not None, "a block that computes"
-        return found
+        done = self.block(number).done
+        assert done is not None, "a block that computes"
+        return done
 
     def put(self, number: int, written: WrittenBlock | None) -> None:
         """Have a block be written."""
@@ -317,7 +317,7 @@ class BlockList:
         step = self._step
         slots: dict[int, int] = {}
         groups: dict[int, None] = {}
-        found = []
+        of_parameters = []
         for parameter in parameters:
             home = step.homes.get(parameter, 0)
             groups[home] = None
@@ -328,8 +328,8 @@ class BlockList:
                 slot = slots.setdefault(self._computing[maker], len(slots))
                 terms.append(TermOf(term, self._layouts.place(group, term), group, slot))
             place = self._layouts.place(home, parameter)
-            found.append(ParameterOf(parameter, place, home, tuple(terms)))
-        self.blocks.append(UpdateBlock(writer, bucket, tuple(found), tuple(groups), tuple(slots)))
+            of_parameters.append(ParameterOf(parameter, place, home, tuple(terms)))
+        self.blocks.append(UpdateBlock(writer, bucket, tuple(of_parameters), tuple(groups), tuple(slots)))
 
 
 def _reads(step: GroupedStep, number: int, way: Way) -> list[str]:

@@ -17,9 +17,9 @@ from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace
 from partc.cost.simulation.task_arrays import Floats
 from partc.cost.simulation.task_graph import TaskGraph
-from partc.passes.search.group_layouts import GroupLayouts
-from partc.passes.search.grouped_step import GroupedStep
-from partc.passes.search.operator_space import OperatorConfig
+from partc.passes.search.operators.group_layouts import GroupLayouts
+from partc.passes.search.operators.grouped_step import GroupedStep
+from partc.passes.search.operators.operator_space import OperatorConfig
 
 MOST_REMEMBERED = 50_000  # blocks
 
@@ -176,22 +176,22 @@ class StepTasks:
         """Return a block as the configurations and blocks that it depends on have it."""
         likeness, places, results = self._keys[number]
         key = likeness, places(self._present.placed), results(self._present.results)
-        found = self._remembered.get(key)
-        if found is None:
+        block = self._remembered.get(key)
+        if block is None:
             if len(self._remembered) > MOST_REMEMBERED:
                 self._remembered, self._by_inputs = {}, {}
-            found = self._remembered[key] = self._write(number)
-        return found
+            block = self._remembered[key] = self._write(number)
+        return block
 
     def _write(self, number: int) -> WrittenBlock:
         """Return a block by what it is written by, which may be less than what it depends on."""
         block = self._blocks[number]
         inputs = block.inputs(self._present)
         if inputs not in self._by_inputs:
-            found = block.write(inputs)
-            results = found.done, tuple(found.gates.items()), tuple(found.cuts.items())
+            written = block.write(inputs)
+            results = written.done, tuple(written.gates.items()), tuple(written.cuts.items())
             number = self._results.setdefault(results, len(self._results))
-            self._by_inputs[inputs] = WrittenBlock(found, number)
+            self._by_inputs[inputs] = WrittenBlock(written, number)
         return self._by_inputs[inputs]
 
 

@@ -20,8 +20,8 @@ from partc.cost.simulation.task_graph import BlockTasks
 from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.group_layouts import CollectiveKind, GroupLayout, plain
-from partc.passes.search.grouped_step import Way
+from partc.passes.search.operators.group_layouts import CollectiveKind, GroupLayout, plain
+from partc.passes.search.operators.grouped_step import Way
 
 NOT_HERE = -1  # in place of a worker's task
 
@@ -41,8 +41,8 @@ class Placed:
     def wants(self, read: tuple[int, Way]) -> tuple[Where, ...]:
         """Return how the group reads a tensor on one way."""
         if read not in self._wants:
-            found = self.layout.wants.get(read, ())
-            self._wants[read] = tuple(Where.of(self.place, placements) for placements in found)
+            layouts = self.layout.wants.get(read, ())
+            self._wants[read] = tuple(Where.of(self.place, placements) for placements in layouts)
         return self._wants[read]
 
     def has(self, tensor: int, is_made: bool) -> Where:

@@ -12,7 +12,7 @@ from partc.cost.simulation.task_arrays import Ints, Longs, compiled
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import Layout, Split
 from partc.passes.layouts.meshes import Mesh
-from partc.passes.search.group_layouts import Placements
+from partc.passes.search.operators.group_layouts import Placements
 from partc.runtime.plan.moves import region_of
 from partc.runtime.plan.record import Range
 
@@ -71,10 +71,10 @@ class Messages:
     nbytes: Longs
 
     @staticmethod
-    def joined(given: Sequence["Messages"]) -> "Messages":
+    def joined(parts: Sequence["Messages"]) -> "Messages":
         """Return messages in order, those between the same workers as one."""
         sources, targets, nbytes = (
-            np.concatenate([getattr(each, name) for each in given])
+            np.concatenate([getattr(each, name) for each in parts])
             for name in ("sources", "targets", "nbytes")
         )
         most = int(targets.max(initial=0)) + 1
@@ -193,9 +193,9 @@ def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[Ints, L
     whole = np.zeros(prod(size for _, size in source[0]), np.int64)
     for numbers in has:
         whole = whole * (int(numbers.max()) + 1) + numbers
-    _, firsts, found = np.unique(whole, return_index=True, return_inverse=True)
+    _, firsts, inverse = np.unique(whole, return_index=True, return_inverse=True)
     order = np.argsort(firsts)  # regions in the order in which they appear
-    regions = np.argsort(order).astype(np.int32)[found]
+    regions = np.argsort(order).astype(np.int32)[inverse]
     elements = np.ones((len(firsts), prod(size for _, size in target[0])), np.int64)
     for axis, size in enumerate(shape):
         common = _common_lengths(size, _cuts(axis, source), _cuts(axis, target))

@@ -73,7 +73,7 @@ class VariableStates:
     end: Array
     reference: Array
     others_changed: int = 0  # rows of the table that the step does not touch, and that are not as before
-    passed: np.dtype[Any] | None = None  # the narrowest float type on the change's way (passed_types.py)
+    passed: np.dtype[Any] | None = None  # the narrowest float type on the change's way (reference.py)
 
 
 def compare_changes(

@@ -76,13 +76,13 @@ class _Pieces:
         dtype = np.dtype(variable.dtype)
         if rows is None:
             return assemble(variable.shape, dtype, ((p.held.box, self._read(p, None)) for p in pieces))
-        found = np.empty((len(rows), *variable.shape[1:]), dtype)
+        values = np.empty((len(rows), *variable.shape[1:]), dtype)
         for piece in pieces:
             places, own_rows = find_rows(piece.held.box, rows)
             columns = with_rows(len(rows), columns_of(piece.held.box))
-            target = view(found, columns)
+            target = view(values, columns)
             target[places] = self._read(piece, own_rows).reshape(len(places), *target.shape[1:])
-        return found
+        return values
 
     def row_hashes(self, name: str) -> Array:
         """Return uint64[rows] of a variable."""

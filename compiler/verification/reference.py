@@ -11,25 +11,34 @@ is to the ranks: its random ops are replaced by inputs as in compiler/importing/
 where ranks on CPUs compute convolutions otherwise than ONNX Runtime does, so does the reference, since
 rounding decides about a ReLU at zero; each such convolution is compared with ONNX Runtime's own
 (compare_bodies.py).
+
+Float types that a variable's change passes through on its way: the narrowest rounds it most.
+
+    W float32 ── Cast ── W16 ── MatMul ── ... ── dW16 ── Cast ── dW float32 ── Sub ── W' float32
+
+W is stored in float32, and its change is a float16 number: summed in another order, it is another one. What
+counts is what nodes compute from samples: all else is the same on both sides, bit by bit. A way ends where
+something is no float, for what is decided (whether a gradient overflowed) is not rounded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import onnx
+from onnx import helper
 from onnx.inliner import inline_local_functions
 
 from partc.compiler.importing.bindings import Bindings, read_bindings
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
+from partc.compiler.model_files.cut_model import cut_model, leaves_of, reached_from, reads_of
 from partc.compiler.verification.compare_bodies import differences, probe_of
-from partc.compiler.verification.passed_types import passed_types
+from partc.compiler.verification.nudge_terms import FLOATS, element_types
 from partc.compiler.verification.rounding import Rounding, measure_rounding
-from partc.compiler.verification.rows_of_batch import RowsOfBatch
-from partc.compiler.verification.sessions import Array, Session, convolving
+from partc.compiler.verification.sessions import Array, Session, convolving, eps_of
 from partc.compiler.verification.split_step import SplitStep, Tensors
-from partc.compiler.verification.touched_rows import find_tables, places, read_by_places
+from partc.compiler.verification.touched_rows import Uses, distinct_rows, find_tables, places, read_by_places
 from partc.passes.graph.training_graph import IR_VERSION
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.program import Plan, rounding_of
@@ -164,3 +173,76 @@ def _check_gradients(plan: Plan, bindings: Bindings, model_path: Path) -> None:
             at=str(model_path),
             fix="compile the model again",
         )
+
+
+class RowsOfBatch:
+    """Finds them, by replica in the first half of the graph, of all replicas together in the second."""
+
+    def __init__(self, model: onnx.ModelProto, tables: Uses, split: SplitStep, plan: Plan) -> None:
+        self._tables, self._split = tables, split
+        self._sizes = {v.name: v.shape[0] for v in plan.variables if v.name in tables}
+        graph = model.graph
+        indices = dict.fromkeys(index for index_names in tables.values() for index in index_names)
+        boundary = set(split.halves.gradients)
+        behind = reached_from(graph, boundary, boundary) - boundary
+        later = [index for index in indices if index in behind]
+        self._ids = leaves_of(graph, later, boundary) & boundary if later else set()
+        inputs = {info.name for info in graph.input}
+        constants = {tensor.name for tensor in graph.initializer}
+        self._early = [*dict.fromkeys([*(i for i in indices if i not in behind), *self._ids])]
+        early_outputs = [name for name in self._early if name not in inputs | constants]
+        self._first = Session(cut_model(model, {}, early_outputs), early_outputs)
+        self._constants = {
+            t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if t.name in self._early
+        }
+        id_types = dict.fromkeys(self._ids, int(onnx.TensorProto.INT64))
+        self._rest = Session(cut_model(model, id_types, later), later)
+
+    def find(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the rows that a step touches, by table: int64[k] ascending."""
+        if not self._tables:
+            return {}
+        parts = []
+        for replica in range(self._split.replicas):
+            share = {**self._constants, **self._split.share(inputs, replica)}
+            parts.append(share | self._first.run(share))
+        index_values = {
+            name: np.concatenate([part[name].reshape(-1) for part in parts]) for name in self._early
+        }
+        ids = {name: np.concatenate([part[name] for part in parts], axis=0) for name in self._ids}
+        index_values |= self._rest.run({**inputs, **ids})
+        return {
+            table: distinct_rows([index_values[index] for index in indices], self._sizes[table])
+            for table, indices in self._tables.items()
+        }
+
+
+# Ops that hand elements on as they are.
+KEEPS_ELEMENTS = frozenset(
+    "Concat Expand Flatten Gather GatherElements GatherND Identity Pad Reshape Slice Split Squeeze Tile "
+    "Transpose Unsqueeze Where".split()
+)
+
+
+def passed_types(
+    model: onnx.ModelProto, results: Iterable[str], samples: Collection[str]
+) -> dict[str, np.dtype[np.generic]]:
+    """Return the narrowest float type on the way from `samples` to each result; no entry: no float is."""
+    inlined = inline_local_functions(model)
+    graph, types = inlined.graph, element_types(inlined)
+    of_samples = reached_from(graph, samples, ())
+    rounding: dict[str, np.dtype[np.generic]] = {}  # tensor -> the narrowest type so far, its own included
+    for node in graph.node:
+        before = [rounding[name] for name in reads_of(node) if name in rounding]
+        for name in node.output:
+            element = types.get(name)
+            if not name or name not in of_samples or (element is not None and element not in FLOATS):
+                continue
+            own = [] if element is None or node.op_type in KEEPS_ELEMENTS else [_dtype(element)]
+            if before or own:
+                rounding[name] = max([*before, *own], key=eps_of)
+    return {name: rounding[name] for name in results if name in rounding}
+
+
+def _dtype(element: int) -> np.dtype[np.generic]:
+    return np.dtype(helper.tensor_dtype_to_np_dtype(element))

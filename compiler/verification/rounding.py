@@ -64,7 +64,7 @@ def measure_rounding(
 ) -> Rounding:
     """Measure on one step's inputs; gradients on the first replica's samples, `thoroughly` on all replicas'.
 
-    `passed_types`: variable -> the narrowest float type that its change passes through (passed_types.py).
+    `passed_types`: variable -> the narrowest float type that its change passes through (reference.py).
     """
     random = np.random.default_rng(0)
     parts = split.parts(inputs)

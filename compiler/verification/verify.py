@@ -33,7 +33,7 @@ from partc.compiler.verification.ranks import Data, Launcher, Ranks, launch_daem
 from partc.compiler.verification.reference import TABLE_LIMIT_BYTES, Reference, make_reference
 from partc.compiler.verification.rounding import Rounding
 from partc.compiler.verification.total_batches import total_batches
-from partc.runtime.asynchronous.session import with_one_worker
+from partc.runtime.asynchronous.sessions.session import with_one_worker
 from partc.runtime.check_arguments import public
 from partc.runtime.data.feeds import open_source
 from partc.runtime.data.initial import InitialValues
@@ -214,8 +214,8 @@ def _repeatable(plan: Plan, data: Data, steps: int, seed: int) -> tuple[Data, It
     # A function may give other batches when called again; files and seeds give the same.
     if isinstance(data, Path) or data == "synthetic" or str(data).endswith(".npz"):
         return data, iter(batches)
-    given = list(batches)
-    return given, iter(given)
+    stored = list(batches)
+    return stored, iter(stored)
 
 
 def _compare_steps(

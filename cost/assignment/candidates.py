@@ -107,16 +107,16 @@ class Candidates:
 
     def named(self, names: Sequence[str]) -> list[Candidate]:
         """Return the candidates whose variables fit on the servers, at least one. Raises NoPlacement."""
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         failure: NoPlacement | None = None
         for name in names:
             try:
-                found.append(self._named(name))
+                candidates.append(self._named(name))
             except NoPlacement as error:
                 failure = failure or error
-        if not found and failure is not None:
+        if not candidates and failure is not None:
             raise failure
-        return found
+        return candidates
 
     def _named(self, name: str) -> Candidate:
         options = {fact.name: self._options(fact, name) for fact in self.facts}
@@ -198,7 +198,7 @@ class Candidates:
         Sparse parameters come before dense ones, since their ways differ more; among these, what saves most
         (or loses least) if each is priced alone.
         """
-        found: list[tuple[bool, float, int, AssignmentMove]] = []
+        moves: list[tuple[bool, float, int, AssignmentMove]] = []
         for group in self._groups():
             fact, how = group[0], base.chosen[group[0].name]
             names = tuple(alike_one.name for alike_one in group)
@@ -206,13 +206,13 @@ class Candidates:
             for option in options_of(fact, possible_methods(fact, self.cluster), self.without):
                 if any(base.chosen[name] != option for name in names):
                     saved_s = now_s - len(names) * self.prices.price(fact, option).seconds
-                    found.append((not fact.sparse, -saved_s, len(found), AssignmentMove(names, option)))
+                    moves.append((not fact.sparse, -saved_s, len(moves), AssignmentMove(names, option)))
             if how.method == "servers":
-                found += [
-                    (not fact.sparse, 0.0, len(found), AssignmentMove(names, partitions=count))
+                moves += [
+                    (not fact.sparse, 0.0, len(moves), AssignmentMove(names, partitions=count))
                     for count in self._other_counts(len(base.shards[fact.name]), fact)
                 ]
-        yield from (move for *_, move in sorted(found, key=lambda entry: entry[:3]))
+        yield from (move for *_, move in sorted(moves, key=lambda entry: entry[:3]))
 
     def _groups(self) -> list[list[SyncFacts]]:
         """Return parameters that are alike in all that matters to their price; not the user's own."""

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from ortools.sat.python import cp_model
 
 from partc.cost.assignment.price_options import Options, Price, Prices, alike, option_key
-from partc.cost.assignment.server_room import server_room_bytes
+from partc.cost.assignment.server_assignment import server_room_bytes
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.new_solver import new_solver
 from partc.cost.strategy import SyncFacts, Synchronisation

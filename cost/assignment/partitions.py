@@ -76,7 +76,7 @@ def partition_evenly(
     servers = [host for host in cluster.hosts if host.server]
     rates = _rates(servers, cluster)
     busy_s = dict.fromkeys(rates, 0.0)
-    found: dict[str, tuple[Shard, ...]] = {}
+    shards: dict[str, tuple[Shard, ...]] = {}
     for fact in sorted(facts, key=lambda fact: (-fact.touched_rows * fact.row_bytes, fact.name)):
         count = min(partitions, fact.rows)
         share_bytes = fact.touched_rows * fact.row_bytes / count
@@ -86,10 +86,10 @@ def partition_evenly(
         parts = {name: each + (place < more) for place, name in enumerate(quickest)}
         for name in quickest:
             busy_s[name] += parts[name] * share_bytes / rates[name]
-        found[fact.name] = _shards(
+        shards[fact.name] = _shards(
             fact, {host.name: parts[host.name] for host in servers if host.name in parts}
         )
-    return found
+    return shards
 
 
 def _shards(fact: SyncFacts, parts: Mapping[str, int]) -> tuple[Shard, ...]:

@@ -124,12 +124,12 @@ class _PricedSteps:
 
     def distinct(self, named: Sequence[Candidate]) -> list[Candidate]:
         """Return the first of each set of equal candidates."""
-        found: dict[object, Candidate] = {}
+        candidates: dict[object, Candidate] = {}
         for candidate in named:
             key = self._key(candidate)
-            found.setdefault(key, candidate)
+            candidates.setdefault(key, candidate)
             self._names[key] = (*self._names.get(key, ()), candidate.name)
-        return list(found.values())
+        return list(candidates.values())
 
     @property
     def count(self) -> int:

@@ -26,7 +26,7 @@ import msgspec
 from partc.cost.cluster.cluster_checks import check_machines, check_mpiexec_options
 from partc.cost.cluster.detect_gpus import gpus_of
 from partc.cost.cluster.machines import Device, Host, Link
-from partc.runtime.asynchronous.session import SESSION_HOST
+from partc.runtime.asynchronous.sessions.session import SESSION_HOST
 from partc.runtime.errors import BadCluster
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import Site
@@ -129,10 +129,10 @@ def _resource_host(line: str, at: str, gpu_type: str | None) -> Host:
         raise BadCluster(f"cannot understand {line!r}", at=at, fix=fix)
     host, ids = parsed["host"], parsed["ids"]
     indices = [int(i) for i in ids.split(",")] if ids else None
-    found = gpus_of(host, at, indices, parsed["type"] or gpu_type)
+    gpus = gpus_of(host, at, indices, parsed["type"] or gpu_type)
     devices = tuple(
         Device(f"{host}/gpu{gpu.index}", "gpu", profile, index=gpu.index, memory_bytes=gpu.memory_bytes)
-        for gpu, profile in found
+        for gpu, profile in gpus
     )
     return Host(host, devices, memory_bytes=256 * 2**30, address=host)
 

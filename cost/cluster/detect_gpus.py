@@ -57,13 +57,13 @@ def gpus_of(host: str, at: str, indices: Sequence[int] | None, gpu_type: str | N
         check_gpu_type(gpu_type, at)
     if indices is not None and gpu_type is not None:
         return [(Gpu(index), gpu_type) for index in indices]
-    found = detect_gpus(host)
+    detection = detect_gpus(host)
     if indices is None:
-        gpus = _all_of(found, host, at)
+        gpus = _all_of(detection, host, at)
     else:
-        known = {} if isinstance(found, str) else {gpu.index: gpu for gpu in found}
+        known = {} if isinstance(detection, str) else {gpu.index: gpu for gpu in detection}
         gpus = [known.get(index, Gpu(index)) for index in indices]
-    return [(gpu, gpu_type or _profile_of(gpu, found, host, at)) for gpu in gpus]
+    return [(gpu, gpu_type or _profile_of(gpu, detection, host, at)) for gpu in gpus]
 
 
 def check_gpu_type(gpu_type: str, at: str) -> None:
@@ -84,22 +84,26 @@ def detect_gpus(host: str) -> list[Gpu] | str:
     )
 
 
-def _all_of(found: list[Gpu] | str, host: str, at: str) -> list[Gpu]:
-    if isinstance(found, str) or not found:
+def _all_of(detection: list[Gpu] | str, host: str, at: str) -> list[Gpu]:
+    if isinstance(detection, str) or not detection:
         raise BadCluster(
-            f"no GPU ids for {host!r}, and {found or 'no GPU was detected there'}",
+            f"no GPU ids for {host!r}, and {detection or 'no GPU was detected there'}",
             at=at,
             fix=f"list the GPUs yourself, such as `{host}: 0,1 a100`; for CPUs write a cluster file, as "
             "examples/cluster-2x2.json",
         )
-    return found
+    return detection
 
 
-def _profile_of(gpu: Gpu, found: list[Gpu] | str, host: str, at: str) -> str:
+def _profile_of(gpu: Gpu, detection: list[Gpu] | str, host: str, at: str) -> str:
     if gpu.profile is not None:
         return gpu.profile
     reason = (
-        found if isinstance(found, str) else f"it is called {gpu.name!r}" if gpu.name else "it has no name"
+        detection
+        if isinstance(detection, str)
+        else f"it is called {gpu.name!r}"
+        if gpu.name
+        else "it has no name"
     )
     raise BadCluster(
         f"the type of GPU {gpu.index} of {host!r} is not known: {reason}",

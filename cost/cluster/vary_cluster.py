@@ -63,13 +63,13 @@ def with_hosts(cluster: Cluster, count: int) -> Cluster:
     What is repeated is linked as the last host is: to the same switches and hosts, and where that one is
     linked to hosts without a switch, to it and to each other alike.
     """
-    kept, last = cluster.hosts[:count], cluster.hosts[-1]
-    names = {name for host in kept for name in _names(host)}
+    first_hosts, last = cluster.hosts[:count], cluster.hosts[-1]
+    names = {name for host in first_hosts for name in _names(host)}
     gone = {name for host in cluster.hosts for name in _names(host)} - names
     inner = _inner_switches(cluster, last)
     own = (*_names(last), *inner)
     direct = _direct_link(cluster, own)
-    hosts, switches = list(kept), list(cluster.switches)
+    hosts, switches = list(first_hosts), list(cluster.switches)
     links = [link for link in cluster.links if gone.isdisjoint(link.ends)]
     alike = [dict(zip(own, own, strict=True))]
     for number in range(len(cluster.hosts) + 1, count + 1):
@@ -83,8 +83,8 @@ def with_hosts(cluster: Cluster, count: int) -> Cluster:
             ends = [(other[end], renamed[end]) for other in alike]
             links += [msgspec.structs.replace(link, ends=pair) for pair in ends]
         alike.append(renamed)
-    found = {"hosts": tuple(hosts), "switches": tuple(switches), "links": tuple(links)}
-    return msgspec.structs.replace(cluster, **found)
+    parts = {"hosts": tuple(hosts), "switches": tuple(switches), "links": tuple(links)}
+    return msgspec.structs.replace(cluster, **parts)
 
 
 def _direct_link(cluster: Cluster, own: Collection[str]) -> tuple[Link, str] | None:

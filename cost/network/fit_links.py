@@ -2,8 +2,8 @@
 
 A message of m bytes takes t = a + m / b (Hockney, Parallel Computing 20 (1994) 389-398). a and b are fitted
 with relative errors squared, so that short messages count as much as long ones. Where a traffic shaper's
-burst or a socket's buffer gives a head start, the longest messages are slower by far than that line: then b
-is the slope between the two longest, and a what the shortest takes.
+burst or a socket's buffer gives a head start, the longest message is later than that line: then b is the
+slope between the two longest, and a what the shortest takes.
 
     link's rate       the highest of the routes across it: a route is as fast as its narrowest link
     link's latency    what the links of every route must add up to, least squares, none below 0
@@ -21,7 +21,7 @@ from partc.cost.cluster.machines import Link
 from partc.cost.cluster.profiles import MEMORY_LATENCY_S
 from partc.cost.network.topology import Network
 
-HEAD_START = 2.0  # times slower than the line are the last bytes, where the first had a head start
+LATE = 1.05  # times as long as the line says takes the longest message, where short ones had a head start
 CROSSINGS = 2  # of a host's memory, by a message between two of its processes
 
 
@@ -42,7 +42,7 @@ def fit_line(samples: Sequence[tuple[int, float]]) -> Line:
     sizes, times_s = (np.array(column, np.float64) for column in zip(*ordered, strict=True))
     rows = np.stack([1 / times_s, sizes / times_s], axis=1)
     latency_s, per_byte_s = np.linalg.lstsq(rows, np.ones(len(times_s)), rcond=None)[0]
-    if slope_s > HEAD_START * per_byte_s:
+    if longest[1] > LATE * (latency_s + longest[0] * per_byte_s):
         latency_s, per_byte_s = shortest[1] - shortest[0] * slope_s, slope_s
         sizes, times_s = sizes[[0, -1]], times_s[[0, -1]]
     latency_s, per_byte_s = max(float(latency_s), 0.0), max(float(per_byte_s), 1e-15)
@@ -88,5 +88,7 @@ def _latencies(
     for row, indices in enumerate(crossed.values()):
         rows[row, indices] = 1
     wanted = np.array([max(0.0, lines[pair].latency_s - MEMORY_LATENCY_S) for pair in crossed])
-    found = np.linalg.lstsq(rows, wanted, rcond=None)[0] if len(crossed) else np.zeros(len(cluster.links))
-    return [max(0.0, float(latency_s)) for latency_s in found]
+    latencies_s = (
+        np.linalg.lstsq(rows, wanted, rcond=None)[0] if len(crossed) else np.zeros(len(cluster.links))
+    )
+    return [max(0.0, float(latency_s)) for latency_s in latencies_s]

@@ -49,15 +49,15 @@ class Ways:
         for a, b in bridges:
             beyond.setdefault(int(self.piece_of[a]), []).append((a, b))
             beyond.setdefault(int(self.piece_of[b]), []).append((b, a))
-        found: set[int] = set()
+        reached: set[int] = set()
         for root in range(len(self.pieces)):
-            queue = [] if root in found else [root]
-            found.add(root)
+            queue = [] if root in reached else [root]
+            reached.add(root)
             for piece in queue:
                 for outer, port in beyond.get(piece, ()):
                     below = int(self.piece_of[port])
-                    if below not in found:
-                        found.add(below)
+                    if below not in reached:
+                        reached.add(below)
                         self.port[below], self.outer[below] = port, outer
                         self.depth[below] = self.depth[piece] + 1
                         queue.append(below)

@@ -37,7 +37,7 @@ def live_bytes(plan: Plan, rank: Rank) -> LiveBytes:
     sizes = {value: nbytes for value, nbytes in _made(plan, rank, program) if value not in fixed}
     alive = {value: sizes[value] for value in results & sizes.keys()}
     alive |= dict(_fed(plan, rank))
-    now = kept = peak = sum(alive.values())
+    now = between_runs = peak = sum(alive.values())
     arriving = {start.tag_id: start for start in program if isinstance(start, Start)}
     for instruction, let_go in zip(program, last_readers(program, results | fixed), strict=True):
         if isinstance(instruction, Run):
@@ -46,9 +46,9 @@ def live_bytes(plan: Plan, rank: Rank) -> LiveBytes:
             if value in sizes and value not in alive:
                 alive[value] = sizes[value]
                 now += sizes[value]
-        kept = max(kept, now)
+        between_runs = max(between_runs, now)
         now -= sum(alive.pop(value, 0) for value in let_go)
-    return LiveBytes(kept, max(kept, peak))
+    return LiveBytes(between_runs, max(between_runs, peak))
 
 
 def live_kind(plan: Plan, rank: Rank) -> tuple[object, ...]:

@@ -159,37 +159,37 @@ def times_for(profile: Profile, cluster: Cluster, versions: Versions) -> tuple[K
     Where times are of several versions, these ones' are taken, or else those that were measured last.
     Raises BadProfile where it is about none of them.
     """
-    asked = devices_of(cluster)
-    found: dict[DeviceKind, MeasuredDevice] = {}
+    needed_kinds = devices_of(cluster)
+    device_of: dict[DeviceKind, MeasuredDevice] = {}
     for device in profile.devices:
-        before = found.get(device.device)
-        if device.device in asked and (before is None or before.versions != versions):
-            found[device.device] = device
-    if not found:
+        before = device_of.get(device.device)
+        if device.device in needed_kinds and (before is None or before.versions != versions):
+            device_of[device.device] = device
+    if not device_of:
         raise BadProfile(
             f"times of {_listed(d.device for d in profile.devices) or 'no device'}, and the cluster has "
-            f"{_listed(asked)}",
+            f"{_listed(needed_kinds)}",
             at="devices",
             fix="measure this cluster's devices with `partc profile`, or name the same profile and threads",
         )
-    seconds = {kind: device.seconds for kind, device in found.items()}
-    taken = tuple(found[kind] for kind in sorted(found))
+    seconds = {kind: device.seconds for kind, device in device_of.items()}
+    taken = tuple(device_of[kind] for kind in sorted(device_of))
     digest = hashlib.sha256(msgspec.json.encode(taken, order="deterministic")).hexdigest()
-    return KernelTimes(seconds, digest, taken), tuple(_remarks(taken, asked, versions))
+    return KernelTimes(seconds, digest, taken), tuple(_remarks(taken, needed_kinds, versions))
 
 
 def devices_of(cluster: Cluster) -> dict[DeviceKind, ClusterRank]:
     """Return the kinds of devices that a cluster's ranks run on, and the first rank of each."""
     profiles = {device.name: device.profile for host in cluster.hosts for device in host.devices}
-    found: dict[DeviceKind, ClusterRank] = {}
+    rank_of: dict[DeviceKind, ClusterRank] = {}
     for rank in ranks_of(cluster):
         threads = rank.threads if rank.kind == "cpu" else 1
-        found.setdefault((rank.kind, profiles.get(rank.device, "cpu-core"), threads), rank)
-    return found
+        rank_of.setdefault((rank.kind, profiles.get(rank.device, "cpu-core"), threads), rank)
+    return rank_of
 
 
 def _remarks(
-    taken: tuple[MeasuredDevice, ...], asked: Iterable[DeviceKind], versions: Versions
+    taken: tuple[MeasuredDevice, ...], needed_kinds: Iterable[DeviceKind], versions: Versions
 ) -> Iterator[str]:
     for device in taken:
         there, here = device.versions, versions
@@ -199,7 +199,7 @@ def _remarks(
                 f"{there.onnx}; here are {here.onnxruntime} and {here.onnx}: `partc profile` measures again"
             )
     known = {device.device for device in taken}
-    if missing := [kind for kind in asked if kind not in known]:
+    if missing := [kind for kind in needed_kinds if kind not in known]:
         yield f"the profile has no times of {_listed(missing)}: the roofline prices these"
 
 

@@ -178,8 +178,8 @@ class TaskGraph:
         if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < len(self._content):
             raise ValueError(f"blocks are 0 to {len(self._content) - 1}")
         self._accept()
-        given = [contents[block] for block in chosen.tolist()]
-        numbers = self._written(given, self._sources[chosen].tolist())
+        new_contents = [contents[block] for block in chosen.tolist()]
+        numbers = self._written(new_contents, self._sources[chosen].tolist())
         move = UndoableEdit(
             chosen, self._content[chosen], self._work.copy(), self._is_current, self._order_length
         )
@@ -266,20 +266,20 @@ class TaskGraph:
         places = self._timeline.offset[block] + index
         return Timed(block, index, self._timeline.ready[places], self._timeline.end[places])
 
-    def _written(self, given: Sequence[BlockTasks], sources: Sequence[int]) -> Ints:
+    def _written(self, new_contents: Sequence[BlockTasks], sources: Sequence[int]) -> Ints:
         """Return the numbers of contents of blocks with so many sources; write those that are new."""
-        new = [content for content in dict.fromkeys(given) if content not in self._numbers]
+        new = [content for content in dict.fromkeys(new_contents) if content not in self._numbers]
         if len(self._known) + len(new) > MOST_CONTENTS:
             self._forget()
-            new = [content for content in dict.fromkeys(given) if content not in self._numbers]
-        allowed = dict(zip(given, sources, strict=True))
+            new = [content for content in dict.fromkeys(new_contents) if content not in self._numbers]
+        allowed = dict(zip(new_contents, sources, strict=True))
         for content in new:
             fields = content.parts, content.resources, content.seconds, content.dependencies
             if (fault := check(*fields, allowed[content], self._resources)) != FINE:
                 raise ValueError(FAULTS[fault])
         for content in new:
             self._write(content)
-        return np.array([self._numbers[content] for content in given], np.int32)
+        return np.array([self._numbers[content] for content in new_contents], np.int32)
 
     def _write(self, content: BlockTasks) -> None:
         used, rows = self._used, content.dependencies
@@ -304,11 +304,11 @@ class TaskGraph:
     def _forget(self) -> None:
         """Forget the contents that no block has. There is no move that could be undone."""
         present, self._content[:] = np.unique(self._content, return_inverse=True)
-        kept = [self._known[number] for number in present.tolist()]
+        remaining = [self._known[number] for number in present.tolist()]
         self._known, self._numbers = [], {}
         for used in self._used:
             used[0] = 0
-        for content in kept:
+        for content in remaining:
             self._write(content)
 
     def _make_room(self, tasks: int) -> None:

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from partc.passes.cpu_kernels.segment_values import FreshNames, Shape, known_shapes
 
-ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"})
+BINARY_OPS = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"})
 
 
 def align_scalars(model: onnx.ModelProto, typed: onnx.ModelProto) -> int:
@@ -34,7 +34,7 @@ class _Alignment:
 
     def run(self) -> int:
         for node in self.graph.node:
-            if node.op_type in ELEMENTWISE and not node.domain and len(node.input) == 2:
+            if node.op_type in BINARY_OPS and not node.domain and len(node.input) == 2:
                 self._align(node)
             self.nodes.append(node)
         del self.graph.node[:]

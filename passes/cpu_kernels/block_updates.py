@@ -24,7 +24,7 @@ from onnx import helper, numpy_helper
 
 from partc.passes.cpu_kernels.segment_values import FreshNames, known_shapes
 
-POINTWISE = frozenset(
+BLOCKABLE_OPS = frozenset(
     [
         "Add",
         "Sub",
@@ -133,7 +133,7 @@ class _Blocking:
         return producer in self.candidates and reader not in self.candidates
 
     def _is_candidate(self, node: onnx.NodeProto) -> bool:
-        if node.op_type not in POINTWISE or node.domain or len(node.output) != 1:
+        if node.op_type not in BLOCKABLE_OPS or node.domain or len(node.output) != 1:
             return False
         shape = self.shapes.get(node.output[0])
         if not shape or None in shape or _blocks_of(shape) is None:
@@ -221,8 +221,8 @@ def _blocks_of(shape: Sequence[int | None]) -> tuple[int, int] | None:
     if elements < LEAST_ELEMENTS:
         return None
     least = -(-elements // MOST_IN_BLOCK)
-    found = next((n for n in range(least, elements // LEAST_IN_BLOCK + 1) if elements % n == 0), None)
-    return None if found is None else (found, elements // found)
+    count = next((n for n in range(least, elements // LEAST_IN_BLOCK + 1) if elements % n == 0), None)
+    return None if count is None else (count, elements // count)
 
 
 def _element_types(typed: onnx.GraphProto) -> dict[str, int]:

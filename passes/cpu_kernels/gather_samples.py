@@ -22,7 +22,7 @@ PER_ELEMENT_MOVED = 25  # operations of a large product in the time of one eleme
 LEAST_GAIN = 1.1
 
 _DATA_GRADIENT = "ConvDataGrad_1x1s1x1d1x1p0x0x0x0g1"
-_POINTWISE = {
+_ATTRIBUTES_OF_1X1 = {
     "kernel_shape": [1, 1],
     "strides": [1, 1],
     "dilations": [1, 1],
@@ -110,5 +110,5 @@ def _is_pointwise(node: onnx.NodeProto) -> bool | None:
         return True
     if node.op_type != "Conv" or node.domain or len(node.input) != 2:
         return None
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return False if all(_POINTWISE.get(name) == value for name, value in given.items()) else None
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return False if all(_ATTRIBUTES_OF_1X1.get(name) == value for name, value in attributes.items()) else None

@@ -260,12 +260,12 @@ def _without_batch(shape: Shape | None) -> tuple[int, ...]:
 
 def _padding_before(node: onnx.NodeProto) -> tuple[int, int] | None:
     """Return a plain convolution's padding before each axis; None: its windows are other ones."""
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    if given.get("auto_pad", b"NOTSET") != b"NOTSET" or given.get("group", 1) != 1:
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or attributes.get("group", 1) != 1:
         return None
-    if any(size != 1 for name in ("strides", "dilations") for size in given.get(name, ())):
+    if any(size != 1 for name in ("strides", "dilations") for size in attributes.get(name, ())):
         return None
-    before = tuple(given.get("pads", (0, 0, 0, 0)))[:2]
+    before = tuple(attributes.get("pads", (0, 0, 0, 0)))[:2]
     return (before[0], before[1]) if len(before) == 2 else None
 
 

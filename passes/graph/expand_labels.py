@@ -41,9 +41,9 @@ class _Labels:
 
     def __init__(self, at: Rewriting, labels: gs.Tensor, axis: int, rank: int, classes: int) -> None:
         zero, end = (at.scalar(value, INT64) for value in (0, classes))
-        given = at.cast(labels, INT64)
-        is_negative = at.op("Less", given, zero, dtype=BOOL)
-        from_front = at.op("Where", is_negative, at.op("Add", given, end), given, dtype=INT64)
+        ids = at.cast(labels, INT64)
+        is_negative = at.op("Less", ids, zero, dtype=BOOL)
+        from_front = at.op("Where", is_negative, at.op("Add", ids, end), ids, dtype=INT64)
         names = np.arange(classes, dtype=np.int64).reshape(-1, *(1,) * (rank - 1 - axis))
         self.mask = at.op("Equal", from_front, gs.Constant(at.fresh("classes"), names), dtype=BOOL)
         self._at, self._from_front, self._bounds = at, from_front, (zero, end)
@@ -76,8 +76,8 @@ def _gather_elements(at: Rewriting) -> None:
     rank = len(at.shape(0))
     axis = at.axis(0, rank)
     labels = _Labels(at, at.x(1), axis, rank, at.shape(0)[axis])
-    kept = at.op("Where", labels.mask, data, labels.none(data.dtype), dtype=data.dtype)
-    at.op("ReduceSum", kept, at.ints(axis), out=at.y(), keepdims=1)
+    masked = at.op("Where", labels.mask, data, labels.none(data.dtype), dtype=data.dtype)
+    at.op("ReduceSum", masked, at.ints(axis), out=at.y(), keepdims=1)
 
 
 def _places_one(node: gs.Node, facts: Facts) -> bool:
@@ -138,8 +138,8 @@ def _reduce_loss(at: Rewriting, log_probabilities: gs.Tensor) -> None:
     labels = _Labels(at, column, 1, rank, classes)
 
     def at_label(tensor: gs.Tensor) -> gs.Tensor:
-        kept = at.op("Where", labels.mask, tensor, labels.none(dtype), dtype=dtype)
-        return at.op("ReduceSum", kept, at.ints(1), keepdims=0)
+        masked = at.op("Where", labels.mask, tensor, labels.none(dtype), dtype=dtype)
+        return at.op("ReduceSum", masked, at.ints(1), keepdims=0)
 
     losses = at.op("Neg", at_label(log_probabilities))
     weights = None

@@ -246,12 +246,12 @@ def _settle(
     while True:
         inferred = infer_shapes(model, data_prop=propagate)
         shapes, dtypes = _read_types(inferred)
-        found = _evaluate_small(model, shapes, dtypes, values)
+        constants = _evaluate_small(model, shapes, dtypes, values)
         declared = not propagate and _declare_sums(model, shapes, dtypes)
-        if not found and not declared:
+        if not constants and not declared:
             return shapes, dtypes
-        values.update(found)
-        _replace_by_constants(model, found)
+        values.update(constants)
+        _replace_by_constants(model, constants)
 
 
 def _give_sizes(value: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> None:
@@ -268,8 +268,8 @@ def _give_sizes(value: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> None:
 
 def _forget_outputs(graph: onnx.GraphProto) -> None:
     """Drop what outputs declare, whose sizes may be symbolic. Of what is given, that would hide the shape."""
-    given = {value.name for value in (*graph.input, *graph.initializer)}
-    made = [value for value in graph.output if value.name not in given]
+    inputs = {value.name for value in (*graph.input, *graph.initializer)}
+    made = [value for value in graph.output if value.name not in inputs]
     del graph.output[:]
     graph.output.extend(made)
     for value in graph.output:
@@ -330,13 +330,13 @@ def _evaluate_small(
     values: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
     """Run every node whose inputs are known and whose outputs are small."""
-    found: dict[str, np.ndarray] = {}
+    constants: dict[str, np.ndarray] = {}
     chosen: list[onnx.NodeProto] = []
     available = set(values)
     for node in model.graph.node:
         if node.op_type == "Shape" and all(shapes.get(node.input[0], (UNKNOWN,))):
             dims = np.array(shapes[node.input[0]], dtype=np.int64)
-            found[node.output[0]] = dims[_slice_of(node)]
+            constants[node.output[0]] = dims[_slice_of(node)]
             available.add(node.output[0])
         elif (
             _is_pure(node)
@@ -347,8 +347,8 @@ def _evaluate_small(
             chosen.append(node)
             available.update(node.output)
     if chosen:
-        found.update(_run(model, chosen, {**values, **found}))
-    return found
+        constants.update(_run(model, chosen, {**values, **constants}))
+    return constants
 
 
 def _slice_of(node: onnx.NodeProto) -> slice:
@@ -377,11 +377,13 @@ def _run(
     return run_constants(small)
 
 
-def _replace_by_constants(model: onnx.ModelProto, found: Mapping[str, np.ndarray]) -> None:
-    others = [n for n in model.graph.node if not (n.output[0] in found and set(n.output) <= set(found))]
+def _replace_by_constants(model: onnx.ModelProto, constants: Mapping[str, np.ndarray]) -> None:
+    others = [
+        n for n in model.graph.node if not (n.output[0] in constants and set(n.output) <= set(constants))
+    ]
     del model.graph.node[:]
     model.graph.node.extend(others)
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in found.items())
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
 
 
 def _check_all_known(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:

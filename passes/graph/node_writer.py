@@ -7,8 +7,8 @@ from itertools import count
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.element_types import onnx_number
 from partc.passes.graph.facts import Facts
+from partc.passes.graph.operation_builder import onnx_number
 
 Attribute = int | float | str | Sequence[int]
 

@@ -188,3 +188,8 @@ def _constant_hint(value: np.ndarray) -> str:
     if value.size <= 6:
         return "constant/" + "x".join(f"{element:g}" for element in value.ravel().tolist())
     return "constant/" + "x".join(map(str, value.shape))
+
+
+def onnx_number(dtype: np.dtype) -> int:
+    """Return the number that ONNX has for an element type, as the attribute `to` of Cast holds it."""
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))

@@ -22,9 +22,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.element_types import onnx_number
 from partc.passes.graph.facts import SMALL, Facts
 from partc.passes.graph.infer_shapes import run_constants
+from partc.passes.graph.operation_builder import onnx_number
 from partc.passes.graph.reachability import drop_unread_nodes
 from partc.passes.graph.training_graph import IR_VERSION, TrainingGraph
 from partc.passes.roles.find_roles import find_roles

@@ -113,5 +113,5 @@ class TrainingGraph:
         """Return the inputs that differ from replica to replica: samples, their draws, its shard."""
         fed = self.data_inputs | self.drawn_inputs
         sampled = [name for name, entry in fed.items() if entry.sample_axis is not None]
-        shards = [name for name, given in self.shard_inputs.items() if given.holds == "shard_id"]
+        shards = [name for name, shard_input in self.shard_inputs.items() if shard_input.holds == "shard_id"]
         return sampled + shards

@@ -63,11 +63,11 @@ def gradient_read_by(node: gs.Node, gradients: Iterable[Gradient]) -> Gradient |
 
     Tables of one column that are added up share their rows, and differ in their ids alone.
     """
-    found = [gradient for gradient in gradients if any(t.name == gradient.rows for t in node.inputs)]
-    if len(found) > 1:
+    candidates = [gradient for gradient in gradients if any(t.name == gradient.rows for t in node.inputs)]
+    if len(candidates) > 1:
         behind = {name for tensor in node.inputs for name in _names_behind(tensor)}
-        found = [gradient for gradient in found if gradient.ids in behind]
-    return found[0] if found else None
+        candidates = [gradient for gradient in candidates if gradient.ids in behind]
+    return candidates[0] if candidates else None
 
 
 def _names_behind(tensor: gs.Tensor) -> set[str]:

@@ -64,9 +64,9 @@ def request_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
     local = out.emit("Sub", [wanted, first], f"{name}.local", INT64, "server")
     dtype = lowering.facts.dtypes[table.name]
     rows = lowering.need(table.name, Layout("server", owned))
-    found = out.emit("Gather", [rows, local], f"{name}.found", dtype, "server")
-    _expect_rows(lowering, node.outputs[0].name, requested, found)
-    return found
+    gathered = out.emit("Gather", [rows, local], f"{name}.found", dtype, "server")
+    _expect_rows(lowering, node.outputs[0].name, requested, gathered)
+    return gathered
 
 
 def run_on_requested_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:

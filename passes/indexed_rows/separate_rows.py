@@ -114,12 +114,12 @@ class RowSeparation:
 def _nodes_before(joins: Iterable[gs.Node], carriers: list[gs.Node]) -> list[gs.Node]:
     """Return the carriers that the meetings are computed from, in order."""
     wanted = {read.name for node in joins for read in node.inputs}
-    found: list[gs.Node] = []
+    nodes: list[gs.Node] = []
     for node in reversed(carriers):
         if any(output.name in wanted for output in node.outputs):
-            found.append(node)
+            nodes.append(node)
             wanted.update(read.name for read in reads_of(node))
-    return found[::-1]
+    return nodes[::-1]
 
 
 def _inseparable(gradient: Gradient) -> UnsupportedModel:

@@ -43,11 +43,11 @@ def _check_microbatches(graph: LaidOutGraph, node: gs.Node, at: str) -> None:
 
 
 def _is_held(wish: Wish, along: AxisDecision) -> bool:
-    found = along.outputs[0] if wish.operand is None else along.inputs[wish.operand]
-    if wish.split is None or not isinstance(found, Split | Widened | Overlapping):
+    placement = along.outputs[0] if wish.operand is None else along.inputs[wish.operand]
+    if wish.split is None or not isinstance(placement, Split | Widened | Overlapping):
         return wish.split is None
-    outer = found.outer if isinstance(found, Split) else 1
-    return (found.axis, outer) == (wish.split.axis, wish.split.outer)
+    outer = placement.outer if isinstance(placement, Split) else 1
+    return (placement.axis, outer) == (wish.split.axis, wish.split.outer)
 
 
 def _refuse(graph: LaidOutGraph, node: gs.Node, wish: Wish, axis: int, along: AxisDecision) -> None:

@@ -72,8 +72,8 @@ def home_of_follower(home: Layout, parameter: Sequence[int], follower: Sequence[
 
     `parameter`, `follower`: their shapes, such as [256, 64] and the means of its rows, [256, 1].
     """
-    kept = Layout(home.site)
+    follower_home = Layout(home.site)
     for axis, split in home.splits():
         has = len(parameter) == len(follower) and parameter[split.axis] == follower[split.axis]
-        kept = kept.with_along(axis, split if has else Replicate())
-    return kept
+        follower_home = follower_home.with_along(axis, split if has else Replicate())
+    return follower_home

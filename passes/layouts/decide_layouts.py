@@ -172,17 +172,17 @@ def decide_by_rule(
     ranks: int,
     stored: Sequence[bool] = (),
     widens: bool = False,
-    kept: Split | None = None,
+    home: Split | None = None,
 ) -> AxisDecision:
     """Split the node along an axis if a split operand allows it, else keep partials, else run whole.
 
     `stored`: operands that come from variables alone, which give way to those that come from data.
-    `widens`: parts of operands may be had with entries of their neighbours', as windows read them. `kept`:
+    `widens`: parts of operands may be had with entries of their neighbours', as windows read them. `home`:
     how the first output is kept, which sends it on if it is made in other parts.
     """
     if node.rule is None or all(isinstance(placement, Replicate) for placement in placements):
         return whole_axis(node)
-    return _decide_by_rule(node, tuple(placements), ranks, tuple(stored), widens, kept)
+    return _decide_by_rule(node, tuple(placements), ranks, tuple(stored), widens, home)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -192,10 +192,10 @@ def _decide_by_rule(
     ranks: int,
     stored: tuple[bool, ...],
     widens: bool,
-    kept: Split | None,
+    home: Split | None,
 ) -> AxisDecision:
     gives_way = stored or [False] * len(placements)
-    for refined, factor in _split_factors(node, placements, ranks, gives_way, widens, kept):
+    for refined, factor in _split_factors(node, placements, ranks, gives_way, widens, home):
         decision = split_on(node, refined, factor, ranks)
         if decision is not None:
             return decision
@@ -213,14 +213,15 @@ def decide_by_wish(node: NodeFacts, wish: Wish, ranks: int) -> AxisDecision | No
     rule = node.rule
     if rule is None:
         return None
-    found = _asked_factor(rule, wish.operand, wish.split)
-    if found is None or not (
-        found[0].may_split(found[1], ranks) or found[0].may_split_unevenly(found[1], ranks)
+    rule_and_factor = _asked_factor(rule, wish.operand, wish.split)
+    if rule_and_factor is None or not (
+        rule_and_factor[0].may_split(rule_and_factor[1], ranks)
+        or rule_and_factor[0].may_split_unevenly(rule_and_factor[1], ranks)
     ):
-        found = None if rule.apart is None else _asked_factor(rule.apart, wish.operand, wish.split)
-        if found is None or not found[0].may_reach(found[1], ranks):
+        rule_and_factor = None if rule.apart is None else _asked_factor(rule.apart, wish.operand, wish.split)
+        if rule_and_factor is None or not rule_and_factor[0].may_reach(rule_and_factor[1], ranks):
             return None
-    return split_on(node, *found, ranks)
+    return split_on(node, *rule_and_factor, ranks)
 
 
 def _asked_factor(rule: ShardingRule, operand: int | None, split: Split) -> tuple[ShardingRule, str] | None:
@@ -245,9 +246,9 @@ def decide_on_table(
         return None
     if reads and is_cut and node.outputs[0].dtype in SUMMED:
         return AxisDecision((rows, Replicate()), (Partial("sum"),), cuts_table=True)
-    kept = rows if is_cut else None if in_rows else wanted
-    if adds and kept is not None:
-        return AxisDecision((kept, Replicate(), Replicate()), (kept,), cuts_table=True)
+    table_placement = rows if is_cut else None if in_rows else wanted
+    if adds and table_placement is not None:
+        return AxisDecision((table_placement, Replicate(), Replicate()), (table_placement,), cuts_table=True)
     return None
 
 
@@ -257,7 +258,7 @@ def _split_factors(
     ranks: int,
     gives_way: Sequence[bool],
     widens: bool,
-    kept: Split | None,
+    home: Split | None,
 ) -> list[tuple[ShardingRule, str]]:
     """Return the factors that operands are split on, each with the rule that names it: first what leaves
     most bytes, of operands and of an output that is kept, where they are."""
@@ -270,19 +271,19 @@ def _split_factors(
     for index, (tensor, dims, placement, yields) in enumerate(operands):
         if not isinstance(placement, Split) or dims is None:
             continue
-        found = rule.factor_at(dims, placement.axis, placement.outer, placement.uneven)
-        if found is None or not follows(*found, placement, ranks, widens):
-            found = _reaching(rule, index, placement, ranks) if widens else None
-        if found is not None:
-            rules[found[1]] = found[0]
-            weights[found[1]] = weights.get(found[1], 0) + tensor.nbytes
-            firm.update(() if yields else (found[1],))
+        rule_and_factor = rule.factor_at(dims, placement.axis, placement.outer, placement.uneven)
+        if rule_and_factor is None or not follows(*rule_and_factor, placement, ranks, widens):
+            rule_and_factor = _reaching(rule, index, placement, ranks) if widens else None
+        if rule_and_factor is not None:
+            rules[rule_and_factor[1]] = rule_and_factor[0]
+            weights[rule_and_factor[1]] = weights.get(rule_and_factor[1], 0) + tensor.nbytes
+            firm.update(() if yields else (rule_and_factor[1],))
     made_bytes = node.outputs[0].nbytes if len(weights) > 1 else 0
     for factor in weights:
         position = rules[factor].position_of(rules[factor].outputs[0], factor)
         if position is None:  # a sum
             weights[factor] -= made_bytes
-        elif kept is not None and position == (kept.axis, kept.outer):
+        elif home is not None and position == (home.axis, home.outer):
             weights[factor] += made_bytes
     order = sorted(weights, key=lambda factor: (factor not in firm, -weights[factor]))
     return [(rules[factor], factor) for factor in order]

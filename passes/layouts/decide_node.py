@@ -203,7 +203,7 @@ def _before_blocks(
 
     Of rows that are times x samples a wish for three parts of them cuts the times, if the samples are cut.
     """
-    found = list(axes)
+    decisions = list(axes)
     for axis, wish in wishes.items():
         if (split := wish.split) is None:
             continue
@@ -211,8 +211,8 @@ def _before_blocks(
         behind = [p.outer for p in others if isinstance(p, Split) and p.axis == split.axis]
         if blocks := min((outer // split.outer for outer in behind if outer > split.outer), default=0):
             first = replace(wish, split=replace(split, uneven=blocks))
-            found[axis] = decide_by_wish(known, first, mesh_axes[axis][1]) or axes[axis]
-    return found
+            decisions[axis] = decide_by_wish(known, first, mesh_axes[axis][1]) or axes[axis]
+    return decisions
 
 
 def _placement(decision: AxisDecision, operand: int | None) -> Placement:
@@ -251,16 +251,16 @@ def _decide_along(known: NodeFacts, along: _Along) -> AxisDecision:
         return whole_axis(known)
     if not along.is_main:  # an update takes a gradient as its variable is kept
         placements = [home or native for home, native in zip(along.homes, placements, strict=True)]
-    if along.wish is not None and (asked := decide_by_wish(known, along.wish, along.ranks)):
-        return asked
-    if along.are_free and along.home and (asked := decide_by_wish(known, Wish(along.home), along.ranks)):
-        return asked
+    if along.wish is not None and (by_wish := decide_by_wish(known, along.wish, along.ranks)):
+        return by_wish
+    if along.are_free and along.home and (by_wish := decide_by_wish(known, Wish(along.home), along.ranks)):
+        return by_wish
     if along.axis != REPLICAS and along.table is not None:
         return along.table
     if along.is_main and all(along.stored) and known.rule is not None and known.rule.moves:
         return whole_axis(known)  # replicas gather what they share as it is kept, and turn it then
-    kept = along.home if along.is_main else None
-    return decide_by_rule(known, placements, along.ranks, along.stored, widens=True, kept=kept)
+    own_home = along.home if along.is_main else None
+    return decide_by_rule(known, placements, along.ranks, along.stored, widens=True, home=own_home)
 
 
 def _tables(
@@ -283,8 +283,8 @@ def _decide_on_table(
     in_rows = [number for number, split in homes.items() if split.axis == 0] == [axis]
     wanted = graph.cut_at(site, made, axis, homes[axis]) if in_rows else None
     here = [graph.divided_at(site, table, layouts[0]), *layouts[1:]]
-    kept = wanted if isinstance(wanted, Split) and wanted.outer == 1 else None
-    return decide_on_table(known, here, axis, kept)
+    table_split = wanted if isinstance(wanted, Split) and wanted.outer == 1 else None
+    return decide_on_table(known, here, axis, table_split)
 
 
 def _decide_shape(graph: LaidOutGraph, layout: Layout) -> Decision:

@@ -34,7 +34,7 @@ def wishes_of(
     """Return what a node splits along every mesh axis: nothing along those that are not named."""
     wishes = {axis: Wish(None) for axis in range(len(mesh.grid))}
     known = node_facts(node, analysis.facts, analysis.zeros)
-    asked = [whole_axis(node) for _ in mesh.axes]
+    decisions = [whole_axis(node) for _ in mesh.axes]
     for dimension, parts in split.items():
         where = f"{at}: split: {dimension}"
         wish = _wish(node, analysis.facts, dimension, where)
@@ -47,8 +47,8 @@ def wishes_of(
                 continue
             wishes[axis] = wish
             decision = decide_by_wish(known, wish, mesh.size(axis))
-            asked[axis] = decision or whole_axis(node)
-            if decision is None or not divides(mesh, known, decide_axes(mesh, asked)):
+            decisions[axis] = decision or whole_axis(node)
+            if decision is None or not divides(mesh, known, decide_axes(mesh, decisions)):
                 parts_asked = prod(mesh.size(a) for a, other in wishes.items() if other == wish)
                 raise BadStrategy(
                     f"{node.op} {node.name!r} cannot split {dimension} into {parts_asked} parts",
@@ -69,23 +69,23 @@ def _check_divides_samples(mesh: Mesh, axis: int, at: str) -> None:
 
 def _wish(node: gs.Node, facts: Facts, dimension: str, at: str) -> Wish | None:
     """Return what a dimension means for a node; None for the samples, which data parallelism splits."""
-    found = DIMENSION.fullmatch(dimension)
-    if found is None:
+    match = DIMENSION.fullmatch(dimension)
+    if match is None:
         fix = "write batch, out:A or in:I:A, with /N behind it for the factor behind N blocks"
         raise BadStrategy(f"no dimension {dimension!r}", at=at, fix=fix)
     if dimension == BATCH:
         return None
-    is_output = found["out"] is not None
-    operand = None if is_output else int(found["operand"])
+    is_output = match["out"] is not None
+    operand = None if is_output else int(match["operand"])
     if operand is not None and operand >= len(node.inputs):
         fix = f"it has operands 0 to {len(node.inputs) - 1}"
         raise BadStrategy(f"{node.name!r} has no operand {operand}", at=at, fix=fix)
-    axis = int(found["out"] if is_output else found["axis"])
+    axis = int(match["out"] if is_output else match["axis"])
     tensor = node.outputs[0] if operand is None else node.inputs[operand]
     if axis >= (rank := len(facts.shape(tensor.name))):
         fix = f"axes count from 0: {tensor.name!r} has {rank}"
         raise BadStrategy(f"{node.name!r} has no dimension {dimension}", at=at, fix=fix)
-    return Wish(Split(axis, int(found["outer"] or 1)), operand, at)
+    return Wish(Split(axis, int(match["outer"] or 1)), operand, at)
 
 
 def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) -> list[int]:
@@ -94,14 +94,14 @@ def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) 
     if isinstance(parts, str):
         if unknown := [name for name in parts.split("*") if name not in names]:
             raise BadStrategy(f"unknown mesh axis {unknown[0]!r}", at=at, fix=f"use one of {some_of(names)}")
-        asked = [names.index(name) for name in parts.split("*")]
-        if taken := [a for n, a in enumerate(asked) if a in asked[:n] or _is_taken(used, a)]:
+        axes = [names.index(name) for name in parts.split("*")]
+        if taken := [a for n, a in enumerate(axes) if a in axes[:n] or _is_taken(used, a)]:
             raise BadStrategy(
                 f"mesh axis {names[taken[0]]!r} splits two dimensions of one op",
                 at=at,
                 fix="name each axis once for an op",
             )
-        return asked
+        return axes
     free = [a for a in range(len(names)) if not _is_taken(used, a) and mesh.size(a) == parts]
     if not free and parts != 1:
         sizes = ", ".join(f"{name} has {size}" for name, size in mesh.grid)

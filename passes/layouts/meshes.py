@@ -107,9 +107,13 @@ class Mesh:
             tensor_axis, outer = place
             here = [axis for axis, split in splits if (split.axis, split.outer) == place]
             parts = prod(map(self.size, here))
-            said = [placement if axis in here else _WHOLE for axis, placement in enumerate(layout.placements)]
+            placements = [
+                placement if axis in here else _WHOLE for axis, placement in enumerate(layout.placements)
+            ]
             entries = max(split.uneven for axis, split in splits if axis in here)
-            if entries and (entries < parts or self.nest(said, [entries] * len(said)) != tuple(said)):
+            if entries and (
+                entries < parts or self.nest(placements, [entries] * len(placements)) != tuple(placements)
+            ):
                 return False
             if ends.get(tensor_axis, shape[tensor_axis]) % (outer * (entries or parts)):
                 return False

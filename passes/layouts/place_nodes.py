@@ -17,12 +17,12 @@ from partc.passes.graph.facts import UNKNOWN
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Places
 from partc.passes.rules.sharding_rules import rule_of
-from partc.passes.search.forward_nodes import forward_nodes
+from partc.passes.search.operators.forward_nodes import forward_nodes
 
 
-def place_nodes(analysis: Analysis, wished: Mapping[str, int], stages: int) -> Places:
-    """Return the stage of every node and variable. `wished`: nodes of the main computation -> stage."""
-    placing = _Placing(analysis, wished, stages)
+def place_nodes(analysis: Analysis, stage_of: Mapping[str, int], stages: int) -> Places:
+    """Return the stage of every node and variable. `stage_of`: nodes of the main computation -> stage."""
+    placing = _Placing(analysis, stage_of, stages)
     placing.place_forward()
     placing.place_backward()
     placing.place_updates()
@@ -38,11 +38,11 @@ def find_mixed(forward: Iterable[gs.Node], training: TrainingGraph) -> set[str]:
     sources.update(dict.fromkeys(fed, of_data))
     mixed: set[str] = set()
     for node in forward:
-        found = 0
+        reached = 0
         for tensor in node.inputs:
-            found |= sources.get(tensor.name, 0)
-        sources.update((tensor.name, found) for tensor in node.outputs)
-        if found == of_variables | of_data:
+            reached |= sources.get(tensor.name, 0)
+        sources.update((tensor.name, reached) for tensor in node.outputs)
+        if reached == of_variables | of_data:
             mixed.add(node.name)
     return mixed
 
@@ -61,18 +61,18 @@ def find_chain(training: TrainingGraph, forward: Sequence[gs.Node], backward: Se
         latest = max((late.get(tensor.name, -1) for tensor in node.inputs), default=-1)
         late.update((tensor.name, latest) for tensor in node.outputs)
     gradients = [g.dense or g.rows for g in training.gradients.values()]
-    found = (late.get(name, -1) for name in gradients if name is not None)
-    first = min((place for place in found if place >= 0), default=0)
+    stages = (late.get(name, -1) for name in gradients if name is not None)
+    first = min((place for place in stages if place >= 0), default=0)
     return {t.name for node in backward for t in node.outputs if late.get(t.name, -1) >= first}
 
 
 class _Placing:
     """The stages found so far."""
 
-    def __init__(self, analysis: Analysis, wished: Mapping[str, int], stages: int) -> None:
+    def __init__(self, analysis: Analysis, stage_of: Mapping[str, int], stages: int) -> None:
         self.analysis = analysis
         self.training = analysis.training
-        self.wished = wished
+        self.wished = stage_of
         self.last = stages - 1
         self.forward = forward_nodes(analysis.training, analysis.main)
         training = analysis.training
@@ -121,12 +121,12 @@ class _Placing:
             ]
             least, where = min(behind, default=self.last), self._where_at_hand(node)
             allowed = {least} if where is None else {stage for stage in where if stage <= least}
-            found = max(allowed) if allowed else self._last_maker(node, least)
-            self._put(node, self.wished.get(node.name, found))
+            latest = max(allowed) if allowed else self._last_maker(node, least)
+            self._put(node, self.wished.get(node.name, latest))
             if not behind and not any(tensor.name in self.chain for tensor in node.outputs):
                 self.alone.update(tensor.name for tensor in node.outputs)
                 if where is not None:
-                    self.at_hand.update((tensor.name, where or {found}) for tensor in node.outputs)
+                    self.at_hand.update((tensor.name, where or {latest}) for tensor in node.outputs)
 
     def _backward(self) -> list[gs.Node]:
         forward = {node.name for node in self.forward}
@@ -162,18 +162,18 @@ class _Placing:
             if is_alone and self._may_run_at(node, min(stages), len(ends) == 1 and None not in ends):
                 self._put(node, min(stages))
         for node in self.training.graph.nodes:
-            if found := [averaged[tensor.name] for tensor in node.outputs if tensor.name in averaged]:
-                self._put(node, self.made[found[0]])
+            if gradients := [averaged[tensor.name] for tensor in node.outputs if tensor.name in averaged]:
+                self._put(node, self.made[gradients[0]])
 
     def _averaged(self) -> dict[str, str]:
         """Map gradients that update nodes average over replicas to what the backward pass makes."""
         gradients = {g.dense or g.rows for g in self.training.gradients.values()}
-        found: dict[str, str] = {}
+        gradient_of: dict[str, str] = {}
         for node in self.training.graph.nodes:
             made = [tensor.name for tensor in node.inputs if tensor.name in self.of_backward]
             if node.name not in self.analysis.main and len(made) == 1:
-                found.update((t.name, made[0]) for t in node.outputs if t.name in gradients)
-        return found
+                gradient_of.update((t.name, made[0]) for t in node.outputs if t.name in gradients)
+        return gradient_of
 
     def _may_run_at(self, node: gs.Node, stage: int, ends: bool) -> bool:
         where = self._where_at_hand(node)
@@ -217,8 +217,8 @@ class _Placing:
         for node in training.graph.nodes:
             if node.name in self.stage:
                 continue
-            kept = [next_of[t.name] for t in node.outputs if t.name in next_of]
-            homes = [self.homes[name] for name in kept if name in self.homes]
+            written_variables = [next_of[t.name] for t in node.outputs if t.name in next_of]
+            homes = [self.homes[name] for name in written_variables if name in self.homes]
             self._put(node, homes[0] if homes else self._where_most_is(node, arriving))
         for name, variable in training.variables.items():
             self.homes.setdefault(name, self.made.get(variable.next, 0))
@@ -245,10 +245,10 @@ def crossing(nodes: Iterable[gs.Node], places: Places) -> dict[tuple[int, int], 
     """Return what goes from a stage to another: (from, to) -> tensors."""
     made = {tensor.name: places.nodes[node.name] for node in nodes for tensor in node.outputs}
     made.update(places.variables)
-    found: dict[tuple[int, int], set[str]] = {}
+    tensors_between: dict[tuple[int, int], set[str]] = {}
     for node in nodes:
         stage = places.nodes[node.name]
         for tensor in node.inputs:
             if made.get(tensor.name, stage) != stage:
-                found.setdefault((made[tensor.name], stage), set()).add(tensor.name)
-    return found
+                tensors_between.setdefault((made[tensor.name], stage), set()).add(tensor.name)
+    return tensors_between

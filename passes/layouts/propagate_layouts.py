@@ -61,8 +61,8 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
             layout = layout.with_along(graph.meshes.microbatch_axis, split)
         factors = [samples] * len(layout.placements)
         graph.layouts[name] = Layout(first, *graph.meshes.of(first).nest(layout.placements, factors))
-    for name, given in graph.training.shard_inputs.items():
-        is_own = given.holds == "shard_id" and not is_alone
+    for name, shard_input in graph.training.shard_inputs.items():
+        is_own = shard_input.holds == "shard_id" and not is_alone
         graph.layouts[name] = Layout(first, PerReplica() if is_own else Replicate())
     for name in graph.training.variables:
         owner = graph.synchronised.owner.get(name)

@@ -77,8 +77,8 @@ def _slice_part(
 def local_blocks(lowering: Lowering, layout: Layout, split: Split) -> Number:
     """Return how many of the blocks before a split factor a rank has under a layout."""
     within = [p for _, p in layout.splits() if p.axis == split.axis and p.outer < split.outer]
-    kept = (p if p in within else Replicate() for p in layout.placements)
-    return lowering.local_number(Layout(layout.site, *kept), split.axis, split.outer)
+    remaining = (p if p in within else Replicate() for p in layout.placements)
+    return lowering.local_number(Layout(layout.site, *remaining), split.axis, split.outer)
 
 
 class Fold:

@@ -124,5 +124,5 @@ def _regions_of(
     term: tuple[int, ...] | None, pieces: Mapping[int, _Piece], workers: Sequence[int]
 ) -> list[Region | None]:
     """Return what each worker has of a replica's tensor, or of a term, or of any one's."""
-    found = (pieces.get(worker) for worker in workers)
-    return [None if p is None or term not in (None, p.term) else p.region for p in found]
+    piece_of = (pieces.get(worker) for worker in workers)
+    return [None if p is None or term not in (None, p.term) else p.region for p in piece_of]

@@ -16,8 +16,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
-from partc.passes.lowering.overlap import Pads, by_place, pad
 from partc.passes.lowering.weigh_windows import Ranges, SpaceParts, WindowWeights, weigh, window_weights
+from partc.passes.lowering.widen import Pads, by_place, pad
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.windows import window_functions as functions
 from partc.passes.windows.read_windows import (
@@ -118,17 +118,17 @@ def _uneven_parts(lowering: Lowering, node: gs.Node, decision: Decision) -> dict
     Parts of what windows make, or of what they read.
     """
     rule = rule_of(node, lowering.facts)
-    found: dict[int, SpaceParts] = {}
+    parts: dict[int, SpaceParts] = {}
     if rule is None or rule.apart is None:
-        return found
+        return parts
     for mesh_axis, along in enumerate(decision.axes):
         for factor in rule.apart.reaches:
             if factor == along.factor:
                 size = lowering.graph.meshes.size(decision.site, mesh_axis)
                 entries = rule.apart.sizes[factor]
                 ranges = tuple(part_range(entries, size, part) for part in range(size))
-                found[int(factor.removeprefix("made").removeprefix("read"))] = SpaceParts(mesh_axis, ranges)
-    return found
+                parts[int(factor.removeprefix("made").removeprefix("read"))] = SpaceParts(mesh_axis, ranges)
+    return parts
 
 
 def _local_attributes(node: gs.Node, windows: Windows, parts: Collection[int]) -> dict[str, object]:
@@ -139,8 +139,8 @@ def _local_attributes(node: gs.Node, windows: Windows, parts: Collection[int]) -
     if node.op == "AveragePool" and is_declared:
         pads = tuple(node.attrs.get("pads", (0,) * (2 * rank)))  # what counts is what was declared
     local = [0 if number % rank in parts else pad for number, pad in enumerate(pads)]
-    kept = {name: value for name, value in node.attrs.items() if name not in ("auto_pad", "ceil_mode")}
-    return {**kept, "pads": local}
+    attributes = {name: value for name, value in node.attrs.items() if name not in ("auto_pad", "ceil_mode")}
+    return {**attributes, "pads": local}
 
 
 def _local_transposed(
@@ -266,15 +266,15 @@ def operands_of(
     lowering: Lowering, local: LocalNode, operands: Sequence[gs.Tensor], name: str, site: Site
 ) -> list[gs.Tensor]:
     """Return what the op of a part reads. `name`: the value that holds the part."""
-    given, rank = list(operands), len(lowering.out.shapes.get(name, ()))
+    local_operands, rank = list(operands), len(lowering.out.shapes.get(name, ()))
     if local.weights and not local.weighs_result:
-        given[-1] = weigh(lowering, given[-1], f"{name}.weighed", local.weights, rank, site)
+        local_operands[-1] = weigh(lowering, local_operands[-1], f"{name}.weighed", local.weights, rank, site)
     if local.adds is not None:
-        del given[local.adds]
+        del local_operands[local.adds]
     if local.told_pads:
         around = [local.pads.get(axis, (0, 0))[end] for end in (0, 1) for axis in range(rank)]
-        given.append(lowering.numbers(f"{name}.around", around, site))
-    return given
+        local_operands.append(lowering.numbers(f"{name}.around", around, site))
+    return local_operands
 
 
 def finish_part(

@@ -106,8 +106,8 @@ class _Lowerer(Lowering):
         needed: list[tuple[gs.Node, Decision]] = []
         for node in reversed(self.graph.training.graph.nodes):
             results = [(result, layout) for result in node.outputs for layout in wanted[result.name]]
-            found = [self._decision_for(*result) for result in results]
-            for decision in found if len(found) == 1 else dict.fromkeys(found):
+            decisions = [self._decision_for(*result) for result in results]
+            for decision in decisions if len(decisions) == 1 else dict.fromkeys(decisions):
                 needed.append((node, decision))
                 for operand, layout in zip(node.inputs, decision.inputs, strict=True):
                     if self.facts.fixed_value(operand.name) is None:
@@ -243,10 +243,12 @@ class _Lowerer(Lowering):
         if rule is None or self.facts.fixed_value(tensor) is not None:
             return None
         index = _index(node, source)
-        found = rule.factor_at(rule.outputs[index], placement.axis, placement.outer, placement.uneven)
-        if found is None or found[1] in rule.whole or found[1] in rule.combine:
+        rule_and_factor = rule.factor_at(
+            rule.outputs[index], placement.axis, placement.outer, placement.uneven
+        )
+        if rule_and_factor is None or rule_and_factor[1] in rule.whole or rule_and_factor[1] in rule.combine:
             return None
-        rule, factor = found
+        rule, factor = rule_and_factor
         ranks = self.graph.meshes.size(layout.site, axis)
         along = split_on(node_facts(node, self.facts, self.graph.zeros), rule, factor, ranks)
         if along is None or not follows(rule, factor, placement, ranks, widens=False):
@@ -298,26 +300,26 @@ def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
     variables = graph.training.variables
     lacking: set[str] = set()
     while True:
-        found = _made_without(graph, lacking)
-        strays = {name for name, v in variables.items() if name in found and v.next not in found}
+        everywhere = _made_without(graph, lacking)
+        strays = {name for name, v in variables.items() if name in everywhere and v.next not in everywhere}
         if graph.configuration.is_one_mesh or not strays:
-            return found
+            return everywhere
         lacking |= strays
 
 
 def _made_of_data(graph: LaidOutGraph) -> set[str]:
     """Return what comes of data alone, such as masks: every stage is fed the data, and makes it again."""
     training = graph.training
-    found = {*training.data_inputs, *training.drawn_inputs, *training.shard_inputs}
+    names = {*training.data_inputs, *training.drawn_inputs, *training.shard_inputs}
     for node in training.graph.nodes:
         reads = [t.name for t in node.inputs if t.name and not isinstance(t, gs.Constant)]
-        if found.issuperset(reads) and not any(
+        if names.issuperset(reads) and not any(
             isinstance(layout.along(axis), Partial)
             for layout in graph.decisions[node.name].outputs
             for axis in range(len(layout.placements))
         ):
-            found.update(tensor.name for tensor in node.outputs)
-    return found
+            names.update(tensor.name for tensor in node.outputs)
+    return names
 
 
 def _made_without(graph: LaidOutGraph, lacking: set[str]) -> set[str]:

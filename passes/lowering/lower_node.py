@@ -2,29 +2,32 @@
 
 Sizes are always the single device's: `Shape` of a piece is scaled up, and an op that spells a shape
 (Reshape, Expand, ConstantOfShape) gets it divided, factor by factor, on a copy of its own.
+
+An op's lengths, starts and pads are said for a rank's part of what it cuts: of a Slice of [B, 3 H] from H to
+2 H, split in two behind 3 blocks, a rank slices [B, 3 H / 2] from H / 2 to H.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.element_types import onnx_number
+from partc.passes.graph.operation_builder import onnx_number
 from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices, reduce_slices
 from partc.passes.indexed_rows.request_rows import request_rows, run_on_requested_rows
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.decide_on_servers import slices_rows
 from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, RequestedRows
 from partc.passes.lowering.gather_owned import slice_owned_rows
-from partc.passes.lowering.local_bounds import local_bounds
 from partc.passes.lowering.local_sizes import uneven_parts
 from partc.passes.lowering.local_windows import finish_part, local_node, operands_of
 from partc.passes.lowering.lower_table import cuts_table, lower_table
-from partc.passes.lowering.lowered_graph import FactorPart, PartNumber, constant
+from partc.passes.lowering.lowered_graph import FactorPart, Number, PartNumber, constant
 from partc.passes.lowering.lowering import INT64, Lowering, tag
 from partc.passes.replicas import average_replicas
+from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import is_sum_rows, rule_of
 from partc.runtime.plan.program import Site
 
@@ -120,8 +123,8 @@ def _emit(
         name = f"{value}.of_part" if means else value if local.makes_part else f"{value}.wide"
         outputs.append(gs.Variable(name, dtype=lowering.facts.dtypes[tensor.name]))
     name = f"{node.name}@{outputs[0].name}"
-    given = operands_of(lowering, local, operands, values[0], decision.site)
-    copy = gs.Node(local.op, name, local.attributes, given, outputs, domain=node.domain)
+    inputs = operands_of(lowering, local, operands, values[0], decision.site)
+    copy = gs.Node(local.op, name, local.attributes, inputs, outputs, domain=node.domain)
     lowering.out.append(copy, decision.site)
     _count_flops(lowering, node, copy, decision)
     if means:
@@ -294,3 +297,17 @@ def _offset(lowering: Lowering, ids: gs.Tensor, owned: Owned) -> gs.Tensor:
     """Turn ids of the whole table into positions among the owned rows."""
     first = lowering.out.first_row(owned.parameter)
     return lowering.out.emit("Sub", [ids, first], f"{ids.name}.local", np.dtype(np.int64), "server")
+
+
+def local_bounds(rule: ShardingRule, local: Callable[[int, int], Number]) -> dict[int, tuple[Number, ...]]:
+    """Return input index -> numbers, for the inputs whose numbers differ on a part.
+
+    `local`: of an axis of input 0 and a number of its entries, how many of these a rank has. Those inputs are
+    then spelled anew; all others stay as they are.
+    """
+    bounds: dict[int, tuple[Number, ...]] = {}
+    for index, numbers in rule.bounds.items():
+        own = tuple(number if axis is None else local(axis, number) for number, axis in numbers)
+        if own != tuple(number for number, _ in numbers):
+            bounds[index] = own
+    return bounds

@@ -211,7 +211,7 @@ class LoweredGraph:
     def moment_constants(self) -> dict[str, RankConstant]:
         """Return the constants that each micro-batch has of its own."""
         axis = self.meshes.microbatch_axis
-        return {name: given for name, given in self.constants.items() if axis in given.mesh_axes}
+        return {name: constant for name, constant in self.constants.items() if axis in constant.mesh_axes}
 
     def first_row(self, parameter: str) -> gs.Variable:
         """Return the value int64[1] that holds the first row of a parameter that a server owns."""

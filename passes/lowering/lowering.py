@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.element_types import onnx_number
+from partc.passes.graph.operation_builder import onnx_number
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (

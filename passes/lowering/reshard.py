@@ -5,7 +5,7 @@ split -> whole       AllGather of pieces as they are; AllGatherRows, the split a
 partial -> split     ReduceScatter
 whole -> split       made in part, or cut locally (cut_part.py)
 split -> widened     ShiftAhead, ShiftBack (widen.py)
-split -> overlapping Exchange, and padding (overlap.py)
+split -> overlapping Exchange, and padding (widen.py)
 worker partial -> rows owned by servers      Push
 rows owned by servers -> whole               Pull, or ShareRows and SpreadRows (gather_owned.py)
 rows requested of servers -> where they return   AllToAllRows, ScatterRows (request_rows.py)
@@ -37,8 +37,7 @@ from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows,
 from partc.passes.lowering.last_change import LayoutChange, last_change
 from partc.passes.lowering.lowered_graph import PieceCut, constant
 from partc.passes.lowering.lowering import Lowering
-from partc.passes.lowering.overlap import overlap, pad_overlapping
-from partc.passes.lowering.widen import widen
+from partc.passes.lowering.widen import overlap, pad_overlapping, widen
 from partc.runtime.plan.program import Site
 
 WORKER_WHOLE = Layout("worker")

@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 
-VIEWS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+REARRANGING = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _repeat_views(lowered: LoweredGraph, values: set[str], nodes: set[str]) -> N
     for node in reversed(lowered.nodes):
         reads_it = set().union(*(readers.get(tensor.name, set()) for tensor in node.outputs))
         is_lasting = any(tensor.name in lasting for tensor in node.outputs)
-        if node.op in VIEWS and reads_it and reads_it <= nodes and not is_lasting:
+        if node.op in REARRANGING and reads_it and reads_it <= nodes and not is_lasting:
             nodes.add(node.name)
             values.update(tensor.name for tensor in node.outputs)
         for tensor in node.inputs:

@@ -18,7 +18,7 @@ from partc.passes.microbatches.find_repeated import Repeated
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from partc.runtime.plan.program import Site
 
-LIGHT = 0.02  # of a mesh's work for one micro-batch: what is less holds nothing that matters
+LIGHT_SHARE = 0.02  # of a mesh's work for one micro-batch: what is less holds nothing that matters
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class _Play:
         heavy: list[bool] = []
         for turn, seconds in zip(self.turns.turns, self.seconds, strict=True):
             counts = isinstance(turn.item, Chunk) and turn.microbatch is not None
-            heavy.append(counts and seconds >= LIGHT * work[turn.item.site])  # type: ignore[union-attr]
+            heavy.append(counts and seconds >= LIGHT_SHARE * work[turn.item.site])  # type: ignore[union-attr]
             if heavy[-1]:
                 self.left[turn.item.site, turn.microbatch] += 1  # type: ignore[union-attr,index]
         return heavy
@@ -174,9 +174,9 @@ class _Play:
 
     def _next(self) -> tuple[Site, int]:
         """Return the turn that begins first; where each mesh waits to be done with others, the lightest."""
-        found = [(*choice, site) for site in self.waiting if (choice := self._choose(site)) is not None]
-        if found:
-            _, number, site = min(found)
+        runnable = [(*choice, site) for site in self.waiting if (choice := self._choose(site)) is not None]
+        if runnable:
+            _, number, site = min(runnable)
             return site, number
         stuck = [(self.seconds[n], n, site) for site, numbers in self.waiting.items() for n in numbers]
         _, number, site = min(stuck)

@@ -186,8 +186,8 @@ class _Averaging:
         assert gradient.ids is not None and gradient.rows is not None
 
         def joined(tensor: str) -> str:
-            found = (self.inserted[op, tensor] for op in _SUFFIX if (op, tensor) in self.inserted)
-            return next(found, tensor)
+            names = (self.inserted[op, tensor] for op in _SUFFIX if (op, tensor) in self.inserted)
+            return next(names, tensor)
 
         return replace(gradient, ids=joined(gradient.ids), rows=joined(gradient.rows))
 

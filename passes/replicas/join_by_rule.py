@@ -49,12 +49,12 @@ def join_by_rule(operands: Operands) -> list[Joined]:
     if "beside" in kinds:
         return _join_beside(operands)
     if kinds & {"max", "min"}:
-        found = _join_extremes(operands)
+        result = _join_extremes(operands)
     elif "sum" in kinds:
-        found = _join_sums(operands)
+        result = _join_sums(operands)
     else:
-        found = _join_alike(operands)
-    return [found for _ in operands.node.outputs]
+        result = _join_alike(operands)
+    return [result for _ in operands.node.outputs]
 
 
 # ---------------------------------------------------------------- samples side by side
@@ -85,11 +85,11 @@ def _factor_of_samples(operands: Operands) -> tuple[ShardingRule, str] | Joined:
             if position is None or position[0] != joined.axis or joined.outer not in (None, position[1]):
                 return operands.refuse("takes samples together with other samples")
             continue
-        found = _anywhere(operands, dims[joined.axis]) if joined.outer is None else None
-        found = found or rule.factor_at(dims, joined.axis, joined.outer or 1)
-        if found is None:
+        rule_and_factor = _anywhere(operands, dims[joined.axis]) if joined.outer is None else None
+        rule_and_factor = rule_and_factor or rule.factor_at(dims, joined.axis, joined.outer or 1)
+        if rule_and_factor is None:
             return operands.refuse("lays samples out in another order")
-        rule, factor = found
+        rule, factor = rule_and_factor
     if factor in rule.whole:
         return operands.refuse("works along the samples")
     return rule, factor
@@ -127,14 +127,14 @@ def _power(operands: Operands, rule: ShardingRule, powers: Sequence[int]) -> int
         if index not in in_terms and power:
             return operands.refuse("is not linear in what the size of the batch scales")
     signs = [-1 if index in rule.divides else 1 for index in range(len(powers))]
-    found = {
+    operand_powers = {
         sum(signs[index] * powers[index] for index in term)
         for term in rule.terms
         if not any(operands.is_zero(index) for index in term)
     }
-    if len(found) > 1:
+    if len(operand_powers) > 1:
         return operands.refuse("adds what grows with the batch to what does not")
-    return found.pop() if found else 0
+    return operand_powers.pop() if operand_powers else 0
 
 
 def _output(operands: Operands, rule: ShardingRule, factor: str, index: int, power: int) -> Joined:

@@ -86,9 +86,9 @@ class _Walk:
         if spoiled is not None:
             return [spoiled for _ in node.outputs]
         if any(tensor.name in self.sizes for tensor in node.inputs):
-            found = self._join_sizes(node)
-            if found is not None:
-                return found
+            sizes = self._join_sizes(node)
+            if sizes is not None:
+                return sizes
         if all(joined == ALIKE for joined in read):
             return [ALIKE for _ in node.outputs]
         return self._join_tensors(node)
@@ -106,8 +106,10 @@ class _Walk:
 
     def _join_sizes(self, node: gs.Node) -> list[Joined] | None:
         """Return what becomes of numbers that follow from sizes alone."""
-        found = compute_sizes(node, self.sizes, self.facts, self.training.opset)
-        return None if found is None else [self._grown(node, name, sizes) for name, sizes in found.items()]
+        sizes_of = compute_sizes(node, self.sizes, self.facts, self.training.opset)
+        return (
+            None if sizes_of is None else [self._grown(node, name, sizes) for name, sizes in sizes_of.items()]
+        )
 
     def _grown(self, node: gs.Node, name: str, sizes: Sizes) -> Joined:
         self.sizes[name] = sizes
@@ -161,13 +163,13 @@ class _Walk:
     def _stretch(self, operands: Operands) -> Joined:
         """Return what Expand and ConstantOfShape make of a shape that has grown."""
         rule, axis = operands.rule, operands.grown
-        found = join_by_rule(operands)[0]
-        if axis is None or found.kind != "alike":
+        joined = join_by_rule(operands)[0]
+        if axis is None or joined.kind != "alike":
             return operands.refuse("is told the size of the batch")
         read = {factor for dims in rule.inputs for place in dims or () for factor in place}
         if read & set(rule.outputs[0][axis]):
             return operands.refuse("is told the size of the batch")
-        return Joined("beside", found.power, axis, None)
+        return Joined("beside", joined.power, axis, None)
 
     # ------------------------------------------------------------ equal entries
 
@@ -191,10 +193,14 @@ class _Walk:
         if node is None or rule is None:
             return False
         index = next(i for i, output in enumerate(node.outputs) if output.name == tensor)
-        found = rule.factor_at(rule.outputs[index], axis, outer)
-        if found is None or found[1] in found[0].whole or found[0].sizes[found[1]] != size:
+        rule_and_factor = rule.factor_at(rule.outputs[index], axis, outer)
+        if (
+            rule_and_factor is None
+            or rule_and_factor[1] in rule_and_factor[0].whole
+            or rule_and_factor[0].sizes[rule_and_factor[1]] != size
+        ):
             return False
-        refined, factor = found
+        refined, factor = rule_and_factor
         places = [
             (operand.name, refined.position_of(dims, factor))
             for operand, dims in zip(node.inputs, refined.inputs, strict=True)

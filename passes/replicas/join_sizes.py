@@ -113,9 +113,9 @@ def _joined_along(node: gs.Node, sizes: Sizes) -> Joined:
         axis = grown[0]
         is_twice = len(grown) == 1 and twice.shape[axis] == 2 * once.shape[axis]
         if is_twice and is_uniform_along(once, axis) and is_uniform_along(twice, axis):
-            found = joined_value(node, Sizes(np.take(once, [0], axis), np.take(twice, [0], axis)))
-            if found.kind == "alike":
-                return Joined("beside", found.power, axis, None)
+            joined = joined_value(node, Sizes(np.take(once, [0], axis), np.take(twice, [0], axis)))
+            if joined.kind == "alike":
+                return Joined("beside", joined.power, axis, None)
     return coupled(f"node {node.name!r} ({node.op}) tells samples apart by their place in the batch")
 
 

@@ -18,7 +18,7 @@ from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.decide_on_servers import slices_rows
 
-LIGHT = frozenset(["Cast", "Slice", "Gather"])
+LIGHT_OPS = frozenset(["Cast", "Slice", "Gather"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Search:
 
 def _is_light(node: gs.Node, tensor: gs.Tensor, facts: Facts, folded: int) -> bool:
     """Tell whether a node can run on some of the rows, knowing nothing of the others."""
-    if node.op not in LIGHT or node.inputs[0] is not tensor:
+    if node.op not in LIGHT_OPS or node.inputs[0] is not tensor:
         return False
     if any(operand.name and facts.fixed_value(operand.name) is None for operand in node.inputs[1:]):
         return False

@@ -24,11 +24,12 @@ from partc.passes.graph.training_graph import Gradient, TrainingGraph, Variable
 from partc.passes.roles.find_indexed_slices import find_indexed_slices
 from partc.runtime.errors import UnsupportedModel
 
-VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze", "Cast", "CastLike"})
-LINEAR = VIEWS | {"Add", "Sub", "Neg", "Sum", "Mul", "Div"}
-ELEMENTWISE = LINEAR | {"Abs", "Clip", "Erf", "Exp", "Log", "Max", "Mean", "Min", "Pow", "Reciprocal", "Sign"}
-ELEMENTWISE |= {"Sqrt", "Where", "Sigmoid", "Tanh", "Relu", "Equal", "Greater", "Less", "And", "Or", "Not"}
-ELEMENTWISE |= {"GreaterOrEqual", "LessOrEqual", "IsNaN", "IsInf", "Floor", "Ceil", "Round", "Mod"}
+REARRANGING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+LINEAR_OPS = REARRANGING | {"Cast", "CastLike", "Add", "Sub", "Neg", "Sum", "Mul", "Div"}
+# Ops of which an element is made from one element of each operand of the result's size.
+ONE_TO_ONE = LINEAR_OPS | {"Abs", "Clip", "Erf", "Exp", "Log", "Max", "Mean", "Min", "Pow", "Reciprocal"}
+ONE_TO_ONE |= {"Sqrt", "Where", "Sigmoid", "Tanh", "Relu", "Equal", "Greater", "Less", "And", "Or", "Not"}
+ONE_TO_ONE |= {"GreaterOrEqual", "LessOrEqual", "IsNaN", "IsInf", "Floor", "Ceil", "Round", "Mod", "Sign"}
 
 
 @dataclass
@@ -109,7 +110,7 @@ def _walk(variable: Variable, tensors: dict[str, gs.Tensor], facts: _Facts) -> _
             continue
         node = tensor.inputs[0]
         carriers = [read for read in node.inputs if _elements(read) == elements]
-        if node.op in ELEMENTWISE and carriers:
+        if node.op in ONE_TO_ONE and carriers:
             walk.nodes.append(node)
             waiting += [read for read in carriers if read.name not in seen]
             seen.update(read.name for read in carriers)
@@ -152,7 +153,7 @@ def _past_views(gradient: gs.Tensor) -> gs.Tensor:
     The update is then left without them, and works row by row.
     """
     tensor = latest = gradient
-    while len(tensor.outputs) == 1 and tensor.outputs[0].op in VIEWS - {"Cast", "CastLike"}:
+    while len(tensor.outputs) == 1 and tensor.outputs[0].op in REARRANGING:
         tensor = tensor.outputs[0].outputs[0]
         if tensor.shape is not None and list(tensor.shape) == list(gradient.shape):
             latest = tensor
@@ -183,7 +184,7 @@ def _check_linear(tensor: gs.Tensor, nodes: list[gs.Node], walk: _Walk) -> None:
         if not carried:
             continue
         product = node.op in ("Mul", "Div") and len(carried) > 1
-        if node.op not in LINEAR or product or (node.op == "Div" and node.inputs[1].name in before):
+        if node.op not in LINEAR_OPS or product or (node.op == "Div" and node.inputs[1].name in before):
             raise _no_gradient(walk.variable, f"node {node.name!r} ({node.op}) is not linear in it")
         before.add(node.outputs[0].name)
 

@@ -16,9 +16,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.training_graph import Variable
+from partc.passes.roles.find_zeros import KEEPS_ZERO
 
-_KEEP_ZERO = {"Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Tile", "Transpose"}
-_KEEP_ZERO |= {"Unsqueeze"}
 _SMALL = 1 << 16  # elements of a constant worth reading
 
 
@@ -84,7 +83,7 @@ def _is_zero(tensor: gs.Tensor) -> bool:
     if node.op == "Constant":
         value = node.attrs.get("value")
         return isinstance(value, gs.Constant) and _is_zero(value)
-    return node.op in _KEEP_ZERO and _is_zero(node.inputs[0])
+    return node.op in KEEPS_ZERO and _is_zero(node.inputs[0])
 
 
 def _scatter_nd(node: gs.Node) -> _Scatter | None:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-# Ops whose output holds the same numbers as their first input (or, for Concat, Max and Where, any).
-_CARRIERS = {"Cast", "CastLike", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split"}
-_CARRIERS |= {"Squeeze", "Tile", "Transpose", "Unsqueeze", "Gather", "GatherElements", "Max", "Min"}
-_CARRIERS |= {"Where", "Pad"}
+# Ops whose output holds the same numbers as their first input, all or some of them.
+KEEPS_VALUES = frozenset({"Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split"})
+KEEPS_VALUES |= {"Squeeze", "Tile", "Transpose", "Unsqueeze"}
+# Ops whose output holds numbers of their first input, or of any: Concat, Max, Min and Where.
+_KEEPS_RANGE = KEEPS_VALUES | {"Concat", "Gather", "GatherElements", "Max", "Min", "Where", "Pad"}
 
 
 def find_input_ranges(graph: gs.Graph) -> dict[str, int]:
@@ -46,7 +47,7 @@ def _bounds(start: gs.Tensor) -> Iterator[int]:
 def _carries(node: gs.Node, position: int) -> bool:
     if node.op == "Where":
         return position > 0
-    return node.op in _CARRIERS and (position == 0 or node.op in ("Concat", "Max", "Min"))
+    return node.op in _KEEPS_RANGE and (position == 0 or node.op in ("Concat", "Max", "Min"))
 
 
 def index_bound(node: gs.Node, position: int) -> int | None:

@@ -42,10 +42,10 @@ def find_sample_axes(
     if all(name in declared for name in inputs):
         return dict(declared)
     search = _Search.of(training, facts)
-    given = {name: axis for name, axis in declared.items() if axis is not None}
-    if given:
-        found = search.share(search.spread(given), declared)
-        return _complete(inputs, found.axes, declared)
+    known_axes = {name: axis for name, axis in declared.items() if axis is not None}
+    if known_axes:
+        outcome = search.share(search.spread(known_axes), declared)
+        return _complete(inputs, outcome.axes, declared)
     shapes = {name: search.facts.shape(name) for name in inputs if name not in declared}
     candidates = [(n, axis) for n, shape in shapes.items() for axis, size in enumerate(shape) if size > 1]
     trials = [search.spread({name: axis}) for name, axis in candidates]
@@ -106,8 +106,8 @@ def find_drawn_splits(training: TrainingGraph, facts: Facts) -> dict[str, Split]
         return {}
     trial = _Search.of(training, facts).spread(axes)
     like = {name: trial.placements.get(entry.like or "") for name, entry in training.drawn_inputs.items()}
-    found = {name: placement for name, placement in like.items() if isinstance(placement, Split)}
-    return trial.drawn | found
+    splits = {name: placement for name, placement in like.items() if isinstance(placement, Split)}
+    return trial.drawn | splits
 
 
 def find_sample_splits(training: TrainingGraph, facts: Facts) -> dict[str, Split]:
@@ -118,14 +118,14 @@ def find_sample_splits(training: TrainingGraph, facts: Facts) -> dict[str, Split
     axes = {
         n: entry.sample_axis for n, entry in training.data_inputs.items() if entry.sample_axis is not None
     }
-    found = _Search.of(training, facts, to_the_end=True).spread(axes).placements if axes else {}
-    return {name: placement for name, placement in found.items() if isinstance(placement, Split)}
+    placements = _Search.of(training, facts, to_the_end=True).spread(axes).placements if axes else {}
+    return {name: placement for name, placement in placements.items() if isinstance(placement, Split)}
 
 
 def _complete(
-    inputs: Mapping[str, object], found: Mapping[str, int], declared: Mapping[str, int | None]
+    inputs: Mapping[str, object], axes: Mapping[str, int], declared: Mapping[str, int | None]
 ) -> dict[str, int | None]:
-    return {name: declared[name] if name in declared else found.get(name) for name in inputs}
+    return {name: declared[name] if name in declared else axes.get(name) for name in inputs}
 
 
 @dataclass
@@ -262,11 +262,13 @@ class _Search:
     def _reach_through(self, trial: _Trial, node: gs.Node, tensor: str, split: Split) -> None:
         rule = self.rules[node.name]
         index = next(i for i, output in enumerate(node.outputs) if output.name == tensor)
-        found = None if rule is None else rule.factor_at(rule.outputs[index], split.axis, split.outer)
-        if found is None or found[1] in found[0].whole:
+        rule_and_factor = (
+            None if rule is None else rule.factor_at(rule.outputs[index], split.axis, split.outer)
+        )
+        if rule_and_factor is None or rule_and_factor[1] in rule_and_factor[0].whole:
             trial.gathered += 1
             return
-        refined, factor = found
+        refined, factor = rule_and_factor
         for operand, dims in zip(node.inputs, refined.inputs, strict=True):
             position = None if dims is None else refined.position_of(dims, factor)
             if position is not None:

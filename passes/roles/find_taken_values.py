@@ -14,27 +14,24 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.roles.find_input_ranges import index_bound
+from partc.passes.roles.find_input_ranges import KEEPS_VALUES, index_bound
 from partc.runtime.plan.variables import TakenValues
 
-# Ops whose output holds the same numbers as their first input, all or some of them.
-_SAME = frozenset({"Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split"})
-_SAME |= {"Squeeze", "Tile", "Transpose", "Unsqueeze"}
-_ROWS = frozenset({"Gather", "GatherND", "ScatterND"})
+_INDEXES_ROWS = frozenset({"Gather", "GatherND", "ScatterND"})
 _TOLERANT = frozenset({"OneHot"})  # defines what a value out of range makes: zeros
 
 
 def find_taken_values(graph: gs.Graph) -> dict[str, TakenValues]:
     """Return what the integer graph inputs may hold that are used as an index."""
-    found: dict[str, TakenValues] = {}
+    values_of: dict[str, TakenValues] = {}
     for tensor in graph.inputs:
         if tensor.dtype is not None and np.issubdtype(tensor.dtype, np.integer):
             uses = list(_uses(tensor))
             if uses:
                 ignored = frozenset.intersection(*(ignored for *_, ignored in uses))
                 low, high = max(low for low, *_ in uses), min(high for _, high, _ in uses)
-                found[tensor.name] = TakenValues(high, tuple(sorted(ignored)), low)
-    return found
+                values_of[tensor.name] = TakenValues(high, tuple(sorted(ignored)), low)
+    return values_of
 
 
 def _uses(start: gs.Tensor) -> Iterator[tuple[int, int, frozenset[int]]]:
@@ -47,8 +44,8 @@ def _uses(start: gs.Tensor) -> Iterator[tuple[int, int, frozenset[int]]]:
             position = next(i for i, read in enumerate(node.inputs) if read is tensor)
             bound = None if node.op in _TOLERANT else index_bound(node, position)
             if bound is not None:
-                yield -bound if node.op in _ROWS else 0, bound, ignored | _ignored_by_loss(node)
-            elif (node.op in _SAME and position == 0) or node.op == "Concat":
+                yield -bound if node.op in _INDEXES_ROWS else 0, bound, ignored | _ignored_by_loss(node)
+            elif (node.op in KEEPS_VALUES and position == 0) or node.op == "Concat":
                 more: frozenset[int] | None = frozenset()
             else:
                 more = _replaced(node, position, start)
@@ -85,6 +82,6 @@ def _replaced(node: gs.Node, position: int, start: gs.Tensor) -> frozenset[int] 
 
 def _source(tensor: gs.Tensor) -> gs.Tensor:
     """Return the tensor whose numbers this one holds."""
-    while tensor.inputs and tensor.inputs[0].op in _SAME:
+    while tensor.inputs and tensor.inputs[0].op in KEEPS_VALUES:
         tensor = tensor.inputs[0].inputs[0]
     return tensor

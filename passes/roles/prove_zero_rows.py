@@ -22,7 +22,9 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
 from partc.passes.rules.sharding_rules import is_sum_rows
 
-KEEPS = frozenset(["Identity", "Neg", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Sqrt", "Abs", "Sign"])
+KEEPS_ZERO_ROWS = frozenset(
+    ["Identity", "Neg", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Sqrt", "Abs", "Sign"]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def _combine(op: str, read: list[Value]) -> Value:
     is_zero = [isinstance(value, Zero) for value in read]
     if op in ("Mul", "And") and any(is_zero):
         return zero
-    if op in KEEPS and is_zero[0]:
+    if op in KEEPS_ZERO_ROWS and is_zero[0]:
         return zero
     if op == "Div" and is_zero[0]:
         return zero

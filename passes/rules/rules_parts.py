@@ -15,9 +15,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import UNKNOWN, Facts
 from partc.passes.rules.rules_elementwise import named
-from partc.passes.rules.sharding_rule import Dims, ShardingRule
-
-LINEAR = frozenset({0})
+from partc.passes.rules.sharding_rule import LINEAR_IN_FIRST, Dims, ShardingRule
 
 
 def concat(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -78,7 +76,7 @@ def _unequal_split(node: gs.Node, facts: Facts) -> ShardingRule:
         outputs.append((*dims[:axis], (f"p{index}",), *dims[axis + 1 :]))
     cut = frozenset({f"d{axis}", *(f"p{index}" for index in range(len(outputs)))})
     inputs = (dims, *(None for _ in node.inputs[1:]))
-    return ShardingRule(inputs, tuple(outputs), sizes, ((0,),), LINEAR, whole=cut, moves=True)
+    return ShardingRule(inputs, tuple(outputs), sizes, ((0,),), LINEAR_IN_FIRST, whole=cut, moves=True)
 
 
 def equal_parts(node: gs.Node, facts: Facts) -> ShardingRule | None:
@@ -109,7 +107,7 @@ def equal_parts(node: gs.Node, facts: Facts) -> ShardingRule | None:
         return ShardingRule(each, (whole,), sizes, terms, frozenset(indices), whole=held, moves=True)
     outputs = tuple(part for _ in parts)
     inputs = (whole, *(None for _ in node.inputs[1:]))
-    return ShardingRule(inputs, outputs, sizes, ((0,),), LINEAR, whole=held, moves=True)
+    return ShardingRule(inputs, outputs, sizes, ((0,),), LINEAR_IN_FIRST, whole=held, moves=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,18 @@
-"""Sharding rules of ops that move elements about."""
+"""Sharding rules of ops that move elements about.
 
+So do ops that work along some axes and take each place across those on its own (`along`).
+"""
+
+from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import UNKNOWN, Facts, Shape
-from partc.passes.rules.rules_elementwise import named
+from partc.passes.rules.rules_elementwise import Rule, named
 from partc.passes.rules.rules_parts import aligned_cuts, bounds_of
-from partc.passes.rules.sharding_rule import Axis, Dims, ShardingRule
-
-LINEAR = frozenset({0})
+from partc.passes.rules.sharding_rule import LINEAR_IN_FIRST, Axis, Dims, ShardingRule
 
 
 def common_factors(source: Shape, target: Shape) -> tuple[Dims, Dims, dict[str, int]]:
@@ -75,7 +77,7 @@ def reshape(node: gs.Node, facts: Facts) -> ShardingRule:
         (target_dims,),
         sizes,
         ((0,),),
-        LINEAR,
+        LINEAR_IN_FIRST,
         whole=_unshared(source_dims, target_dims),
         shape_inputs=shape_inputs,
         moves=True,
@@ -91,7 +93,9 @@ def transpose(node: gs.Node, facts: Facts) -> ShardingRule:
     """Transpose: the axes change places."""
     dims, sizes = named("d", facts.shape(node.inputs[0].name))
     order = node.attrs.get("perm", list(range(len(dims)))[::-1])
-    return ShardingRule((dims,), (tuple(dims[axis] for axis in order),), sizes, ((0,),), LINEAR, moves=True)
+    return ShardingRule(
+        (dims,), (tuple(dims[axis] for axis in order),), sizes, ((0,),), LINEAR_IN_FIRST, moves=True
+    )
 
 
 def expand(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -103,7 +107,9 @@ def expand(node: gs.Node, facts: Facts) -> ShardingRule:
         () if size == 1 and output[axis + offset] != 1 else (f"d{axis + offset}",)
         for axis, size in enumerate(from_shape)
     )
-    return ShardingRule((source, None), (dims,), sizes, ((0,),), LINEAR, shape_inputs={1: 0}, moves=True)
+    return ShardingRule(
+        (source, None), (dims,), sizes, ((0,),), LINEAR_IN_FIRST, shape_inputs={1: 0}, moves=True
+    )
 
 
 def constant_of_shape(node: gs.Node, facts: Facts) -> ShardingRule:
@@ -140,7 +146,7 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
         (tuple(out),),
         sizes,
         terms,
-        LINEAR if linear else frozenset(),
+        LINEAR_IN_FIRST if linear else frozenset(),
         whole=_unshared(tuple(into), tuple(out)),
         shape_inputs={3: 0} if spells_shape else {},
         bounds=bounds_of(node, facts, cuts),
@@ -206,3 +212,52 @@ def _sliced_axes(node: gs.Node, facts: Facts, rank: int) -> set[int]:
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
         if not (start == 0 and end >= far and step == 1)
     }
+
+
+Axes = Callable[[gs.Node, Facts, int], set[int]]
+
+
+def along(axes_of: Axes, linear: bool = True) -> Rule:
+    """Make the rule of an op of one tensor that works along the axes that `axes_of` names."""
+
+    def rule(node: gs.Node, facts: Facts) -> ShardingRule:
+        source = facts.shape(node.inputs[0].name)
+        dims, sizes = named("d", source)
+        mixed = axes_of(node, facts, len(source))
+        outputs: list[Dims] = []
+        for tensor in node.outputs:
+            out: list[Axis] = []
+            for axis, size in enumerate(facts.shape(tensor.name)):
+                sizes |= {f"o{axis}": size} if axis in mixed else {}
+                out.append((f"o{axis}",) if axis in mixed else dims[axis])
+            outputs.append(tuple(out))
+        whole = frozenset(f"{prefix}{axis}" for axis in mixed for prefix in "do")
+        return ShardingRule(
+            (dims, *(None for _ in node.inputs[1:])),
+            tuple(outputs),
+            sizes,
+            ((0,),) if linear else (),
+            frozenset({0}) if linear else frozenset(),
+            whole=whole,
+        )
+
+    return rule
+
+
+def image_axes(node: gs.Node, facts: Facts, rank: int) -> set[int]:
+    """DepthToSpace, SpaceToDepth: channels and space."""
+    return set(range(1, rank))
+
+
+def named_axis(node: gs.Node, facts: Facts, rank: int) -> set[int]:
+    """TopK: its attribute."""
+    return {node.attrs.get("axis", -1) % rank}
+
+
+def reverse_sequence(node: gs.Node, facts: Facts) -> ShardingRule:
+    """Each sample has its own length, and time is whole."""
+    shape = facts.shape(node.inputs[0].name)
+    dims, sizes = named("d", shape)
+    time, batch = node.attrs.get("time_axis", 0), node.attrs.get("batch_axis", 1)
+    inputs = (dims, (dims[batch],))
+    return ShardingRule(inputs, (dims,), sizes, ((0,),), frozenset({0}), whole=frozenset({f"d{time}"}))

@@ -22,6 +22,7 @@ Fill = Literal["zero", "lowest"]
 Axis = tuple[str, ...]
 Dims = tuple[Axis, ...]
 Combine = Literal["sum", "mean", "max", "min"]
+LINEAR_IN_FIRST = frozenset({0})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class ShardingRule:
 
     Bounds are an op's lengths, starts or pads: known, counted from the front and within the axis. They are
     those of the whole. A rank whose input 0 has one n-th of an axis needs an n-th of each number that counts
-    its entries (passes/lowering/local_bounds.py); where the parts of the axis allow no split, n is 1.
+    its entries (passes/lowering/lower_node.py); where the parts of the axis allow no split, n is 1.
     """
 
     inputs: tuple[Dims | None, ...]
@@ -156,10 +157,10 @@ class ShardingRule:
         Where a factor straddles the place it is taken apart: MatMul's m of size T B, split after T,
         becomes two factors, in a rule of its own. `size`: the factor's, where no larger one will do.
         """
-        found = self._factor_behind(dims, axis, outer)
-        if found is None or not size or found[0].sizes[found[1]] == size:
-            return found
-        rule, factor = found
+        rule_and_factor = self._factor_behind(dims, axis, outer)
+        if rule_and_factor is None or not size or rule_and_factor[0].sizes[rule_and_factor[1]] == size:
+            return rule_and_factor
+        rule, factor = rule_and_factor
         is_apart = size > 1 and rule.sizes[factor] % size == 0 and factor not in rule.whole
         return (rule._take_apart(factor, size)[0], f"{factor}.outer") if is_apart else None
 

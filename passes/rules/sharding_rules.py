@@ -13,7 +13,6 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.facts import Facts, TensorFacts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
-from partc.passes.rules import rules_along as along
 from partc.passes.rules import rules_convolution as convolution
 from partc.passes.rules import rules_elementwise as point
 from partc.passes.rules import rules_indexing as indexing
@@ -75,10 +74,10 @@ RULES: dict[str, Rule] = {
     "Tile": shape.window,
     "Trilu": shape.window,
     "Resize": shape.window,
-    "DepthToSpace": along.along(along.image_axes),
-    "SpaceToDepth": along.along(along.image_axes),
-    "ReverseSequence": along.reverse_sequence,
-    "TopK": along.along(along.named_axis, linear=False),
+    "DepthToSpace": shape.along(shape.image_axes),
+    "SpaceToDepth": shape.along(shape.image_axes),
+    "ReverseSequence": shape.reverse_sequence,
+    "TopK": shape.along(shape.named_axis, linear=False),
     "Hardmax": point.along_axis(),
     "Mean": elementwise("each"),
     "Gather": indexing.gather,

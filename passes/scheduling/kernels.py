@@ -30,7 +30,10 @@ MOST_HOT_ELEMENTS = 1 << 20
 MOST_VALUES = 8  # of a constant of integers that is told by its values: axes, say
 TOLD_BY_VALUE = frozenset({"Pow"})  # which has a kernel of its own for squares
 PRODUCTS = frozenset({"MatMul", "Gemm"})
-VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size", "Constant"})
+# They take next to no time, whatever their sizes.
+WITHOUT_KERNEL = frozenset(
+    {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Shape", "Size", "Constant"}
+)
 SIZED_BY_VALUES = frozenset(
     {"Expand", "ConstantOfShape", "Tile", "Slice", "Split", "Pad", "Resize", "Range", "OneHot", "EyeLike"}
 )
@@ -112,7 +115,7 @@ class KernelNamer:
         """Return a node's key, None where it has none. `transposes`: those that vanish, by their results."""
         if node.op == "Transpose" and node.outputs[0].name in transposes:
             return ABSORBED
-        if node.op in VIEWS | SIZED_BY_VALUES or not node.outputs:
+        if node.op in WITHOUT_KERNEL | SIZED_BY_VALUES or not node.outputs:
             return None
         attributes = _attributes(node)
         results = [tensor for tensor in node.outputs if tensor.name]
@@ -128,21 +131,21 @@ class KernelNamer:
     def _operands(
         self, node: gs.Node, hot: AbstractSet[str], transposes: Mapping[str, gs.Node]
     ) -> tuple[Operand | int | None, ...] | None:
-        found: list[Operand | int | None] = []
+        operands: list[Operand | int | None] = []
         seen: dict[str, int] = {}
         for place, tensor in enumerate(node.inputs):
             if not tensor.name:
-                found.append(None)
+                operands.append(None)
                 continue
             if tensor.name in seen:
-                found.append(seen[tensor.name])
+                operands.append(seen[tensor.name])
                 continue
             seen[tensor.name] = place
             operand = self._operand(node, place, tensor.name in hot, transposes.get(tensor.name))
             if operand is None:
                 return None
-            found.append(operand)
-        return tuple(found)
+            operands.append(operand)
+        return tuple(operands)
 
     def _operand(self, node: gs.Node, place: int, is_hot: bool, transpose: gs.Node | None) -> Operand | None:
         tensor = node.inputs[place]
@@ -188,7 +191,7 @@ def absorbed_transposes(nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> d
 
     ONNX Runtime, like transpose_products.py, reads a matrix as it lies.
     """
-    found = {
+    transposes = {
         node.outputs[0].name: node
         for node in nodes
         if node.op == "Transpose" and node.outputs[0].name not in wanted and _swaps_last(node)
@@ -196,8 +199,8 @@ def absorbed_transposes(nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> d
     for node in nodes:
         if node.op not in PRODUCTS:
             for tensor in node.inputs:
-                found.pop(tensor.name, None)
-    return found
+                transposes.pop(tensor.name, None)
+    return transposes
 
 
 def _swaps_last(node: gs.Node) -> bool:
@@ -208,13 +211,13 @@ def _swaps_last(node: gs.Node) -> bool:
 
 def _attributes(node: gs.Node) -> tuple[Attribute, ...] | None:
     """Return a node's attributes in order, None where one is more than numbers and words."""
-    found: list[Attribute] = []
+    attributes: list[Attribute] = []
     for name, value in sorted(node.attrs.items()):
         plain = _plain(value)
         if plain is None:
             return None
-        found.append((name, plain))
-    return tuple(found)
+        attributes.append((name, plain))
+    return tuple(attributes)
 
 
 def _plain(value: object) -> object | None:

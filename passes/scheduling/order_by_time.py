@@ -9,6 +9,14 @@ Each node takes the workers of its mesh as soon as they are free, of those ready
 graph (list scheduling: Graham 1969, "Bounds on multiprocessing timing anomalies"). Nodes that follow each
 other on a mesh are one segment, up to where one waits for a message that the segment's beginning does not,
 or where what they made is worth being sent.
+
+In the order of the graph, what others wait for is made, and sent, before what nobody waits for:
+
+    of y = x W on the way back            in the order of the graph     `lead_first`
+    dW = x' dy, which ends in a sum       dW  sum(dW)  dx  send(dx)     dx  send(dx)  dW  sum(dW)
+    dx = dy W', which other ranks want
+
+Messages of a rank go one after the other, so that dx would wait for dW's sum.
 """
 
 import heapq
@@ -20,7 +28,7 @@ import onnx_graphsurgeon as gs
 
 from partc.cost.cluster.profiles import CPU_START_S
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
-from partc.passes.scheduling.bucket_communications import Bucket
+from partc.passes.scheduling.bucket_communications import Bucket, communications_ahead
 from partc.passes.scheduling.schedule import SMALL_BYTES, Chunk, Communication, Item, late_nodes, messages_of
 from partc.runtime.plan.program import Site
 
@@ -271,3 +279,32 @@ class _Joiner:
         for message in [message for message in self._held if not self._makers(message)]:
             if id(message) not in self._sent:
                 self._send(message)
+
+
+SENT, NEVER = -1, 2**62
+
+
+def lead_first(lowered: LoweredGraph, position_of: Mapping[str, int]) -> dict[str, int]:
+    """Return places for nodes that have one in the original graph.
+
+    What at most one more message comes of goes behind what reads the same and leads to several, up to where
+    the first of these is sent.
+    """
+    ahead = communications_ahead(lowered)
+    sent_at: dict[str, int] = {}  # value -> the place where the first message that comes of it may be sent
+    for node in reversed(lowered.nodes):
+        place = min(
+            (sent_at[tensor.name] for tensor in node.outputs if tensor.name in sent_at), default=NEVER
+        )
+        if is_communication(node):
+            place = SENT if ahead[node.name] else NEVER
+        elif place == SENT:
+            place = position_of.get(node.name, NEVER)
+        for tensor in node.inputs if place != NEVER else ():
+            sent_at[tensor.name] = min(place, sent_at.get(tensor.name, NEVER))
+    places = {name: 2 * position for name, position in position_of.items()}
+    for node in lowered.nodes:
+        if node.name in position_of and ahead[node.name] <= 1:
+            behind = max((sent_at.get(tensor.name, SENT) for tensor in node.inputs), default=SENT)
+            places[node.name] = max(places[node.name], 2 * behind + 1)
+    return places

@@ -119,8 +119,8 @@ def place_gathers(
                 site = lowered.site_of[unit.copies[0].name]
                 result += [Chunk(site, list(unit.copies)), unit.message]
         if isinstance(item, Chunk):
-            kept = [node for node in item.nodes if node.name not in taken]
-            result += [replace(item, nodes=kept)] if kept else []
+            remaining = [node for node in item.nodes if node.name not in taken]
+            result += [replace(item, nodes=remaining)] if remaining else []
         elif item is not None and id(item) not in moved:
             result.append(item)
     return result, {unit.message.bucket.name for unit in units if unit.message.bucket is not None}

@@ -17,15 +17,15 @@ import onnx_graphsurgeon as gs
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.schedule import Chunk, Item
 
-POINTWISE = frozenset(
+RUNS_IN_PLACE = frozenset(
     ["Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Where", "Neg", "Identity", "Sqrt", "Clip"]
 )
 # Ops whose result may be the very memory of an operand: ONNX Runtime runs the first in place and
 # removes the others where they change nothing (1.26: NoopElimination, CastElimination, and so on).
-VIEWS = frozenset(
+MAY_ALIAS = frozenset(
     "Reshape Flatten Squeeze Unsqueeze Identity Transpose Cast CastLike Expand Slice Pad Tile Split".split()
 )
-NEUTRAL = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
+NEUTRAL_ELEMENTS = {"Add": 0, "Sub": 0, "Mul": 1, "Div": 1}
 SCATTERS = frozenset({"ScatterND", "ScatterElements"})
 
 
@@ -38,8 +38,8 @@ def prove_in_place(lowered: LoweredGraph, items: Sequence[Item]) -> set[State]:
         by_place[update.place].append(update)
     return {
         update.state
-        for place, found in by_place.items()
-        for update in _behind_their_readers(items[place].nodes, found)
+        for place, states in by_place.items()
+        for update in _behind_their_readers(items[place].nodes, states)
     }
 
 
@@ -89,12 +89,12 @@ class _Proof:
 
     def _views(self, value: str, place: int) -> set[str]:
         """Return a value and all that may share its memory within a segment."""
-        views, found = {value}, [value]
-        while found:
-            readers = [node for at, node in self.readers[found.pop()] if at == place and _may_be_view(node)]
+        views, stack = {value}, [value]
+        while stack:
+            readers = [node for at, node in self.readers[stack.pop()] if at == place and _may_be_view(node)]
             aliases = {tensor.name for node in readers for tensor in node.outputs} - views
             views |= aliases
-            found.extend(aliases)
+            stack.extend(aliases)
         return views
 
 
@@ -130,10 +130,10 @@ def _names(tensors: Iterable[gs.Tensor]) -> list[str]:
 def _may_be_view(node: gs.Node) -> bool:
     if node.op in ("Concat", "Sum", "Max", "Min"):
         return len(node.inputs) == 1
-    if node.op in NEUTRAL:
+    if node.op in NEUTRAL_ELEMENTS:
         constants = [tensor.values for tensor in node.inputs if isinstance(tensor, gs.Constant)]
-        return any(np.all(values == NEUTRAL[node.op]) for values in constants)
-    return node.op in VIEWS
+        return any(np.all(values == NEUTRAL_ELEMENTS[node.op]) for values in constants)
+    return node.op in MAY_ALIAS
 
 
 def _tolerates(node: gs.Node, state: State, views: set[str], lowered: LoweredGraph) -> bool:
@@ -145,4 +145,4 @@ def _tolerates(node: gs.Node, state: State, views: set[str], lowered: LoweredGra
         return places == [0]
     shape = lowered.shapes.get(state.value)
     alike = [node.outputs[0].name, *(node.inputs[index].name for index in places)]
-    return node.op in POINTWISE and all(lowered.shapes.get(value) == shape for value in alike)
+    return node.op in RUNS_IN_PLACE and all(lowered.shapes.get(value) == shape for value in alike)

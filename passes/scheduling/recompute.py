@@ -146,11 +146,11 @@ class Recomputation:
         while over := [sites for sites in self._ranks if sites not in stuck and self._exceeds(sites)]:
             for sites in over:
                 while sites not in stuck and self._exceeds(sites):
-                    found = self._cheapest()
-                    if found is None:
+                    option = self._cheapest()
+                    if option is None:
                         stuck.add(sites)
                     else:
-                        self._apply(found)
+                        self._apply(option)
         if stuck:
             raise self._infeasible()
 
@@ -206,9 +206,9 @@ class Recomputation:
         best: _Option | None = None
         for value, before, freed_bytes in self._candidates():
             s_per_byte = inf if best is None else best.seconds / best.freed_bytes
-            found = self._option_for(value, before, freed_bytes, s_per_byte * freed_bytes)
-            if found is not None:
-                best = found
+            option = self._option_for(value, before, freed_bytes, s_per_byte * freed_bytes)
+            if option is not None:
+                best = option
         return best
 
     def _candidates(self) -> Iterator[tuple[str, int, int]]:
@@ -216,12 +216,12 @@ class Recomputation:
 
         Of several micro-batches with the same reader, that where most exists when it reads.
         """
-        found: dict[tuple[str, int], list[int]] = {}
+        readers_of: dict[tuple[str, int], list[int]] = {}
         for name in self._lives.values:
             before = self._reader_behind_peak(name)
             if before is not None:
-                found.setdefault((self._base[name], id(self._steps[before].node)), []).append(before)
-        for (value, _), readers in found.items():
+                readers_of.setdefault((self._base[name], id(self._steps[before].node)), []).append(before)
+        for (value, _), readers in readers_of.items():
             yield value, max(readers, key=self._lives.bytes_at.__getitem__), len(readers) * self._sizes[value]
 
     def _reader_behind_peak(self, name: str) -> int | None:
@@ -325,17 +325,17 @@ class Recomputation:
 
     # ------------------------------------------------------------ giving it up
 
-    def _apply(self, found: _Option) -> None:
-        reader = self._steps[found.before]
+    def _apply(self, option: _Option) -> None:
+        reader = self._steps[option.before]
         item = reader.item
         assert isinstance(item, Chunk)
         renamed: dict[str, gs.Variable] = {}
-        copies = [self._copy(node, found.before, renamed) for node in found.nodes]
+        copies = [self._copy(node, option.before, renamed) for node in option.nodes]
         place = next(i for i, node in enumerate(item.nodes) if node is reader.node)
         item.nodes[place:place] = copies
         self.nodes += copies
-        self._settled |= {found.value, *(tensor.name for copy in copies for tensor in copy.outputs)}
-        behind = self._steps[found.before :]
+        self._settled |= {option.value, *(tensor.name for copy in copies for tensor in copy.outputs)}
+        behind = self._steps[option.before :]
         for node in (step.node for step in behind if step.microbatch == reader.microbatch):
             for index, tensor in enumerate(node.inputs):
                 if self._original(tensor.name) in renamed:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
-from partc.passes.microbatches.find_repeated import VIEWS, Repeated
+from partc.passes.microbatches.find_repeated import REARRANGING, Repeated
 from partc.passes.scheduling.bucket_communications import Bucket, depths
 from partc.runtime.plan.program import Site
 
@@ -165,7 +165,7 @@ def _late_where_free(lowered: LoweredGraph, depth: Mapping[str, int], repeated: 
     first_read: dict[str, int] = {}
     for node in reversed(lowered.nodes):
         reads = [first_read[tensor.name] for tensor in node.outputs if tensor.name in first_read]
-        is_turned = node.op in VIEWS and node.name in repeated.nodes
+        is_turned = node.op in REARRANGING and node.name in repeated.nodes
         if reads and not is_communication(node) and (is_turned or node.name in late):
             waves[node.name] = min(reads)
         elif not reads and node.name in late and lowered.site_of[node.name] == "server":

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from partc.passes.cpu_kernels.block_updates import POINTWISE
+from partc.passes.cpu_kernels.block_updates import BLOCKABLE_OPS
 from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.kernels import KernelNamer, Shape, absorbed_transposes
@@ -30,7 +30,7 @@ from partc.runtime.plan.program import KernelWork
 # Flops per byte, below those at which any device of profiles.py computes as fast as it reads (4.5, a CPU).
 LEAST_RIDGE = 4
 
-SIZED_ALIKE = POINTWISE | {"Identity", "Reshape", "Unsqueeze", "Where"}
+SIZED_ALIKE = BLOCKABLE_OPS | {"Identity", "Reshape", "Unsqueeze", "Where"}
 
 
 Counts = tuple[int, int, int, int]  # flops, touched bytes, streamed bytes, sorted ids
@@ -103,8 +103,8 @@ class WorkCounter:
     def pass_on(self, nodes: Sequence[gs.Node]) -> None:
         """Take what communications bring for as large as what they are given, where nothing else is known."""
         for node in nodes:
-            for given, brought in zip(node.inputs, node.outputs, strict=False):  # counts have no size
-                self._assumed.setdefault(brought.name, self._nbytes(given))
+            for source, brought in zip(node.inputs, node.outputs, strict=False):  # counts have no size
+                self._assumed.setdefault(brought.name, self._nbytes(source))
 
     def _touched(self, node: gs.Node, cached: AbstractSet[str]) -> int:
         """Bytes that a node reads and writes; of what it indexes or cuts, only what it visits."""
@@ -166,7 +166,7 @@ def _sum(one: Counts, other: Counts) -> Counts:
 
 def _cached(nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> set[str]:
     """Return what stays in the cache: what one pointwise op hands to the next."""
-    pointwise = [node for node in nodes if node.op in POINTWISE]
+    pointwise = [node for node in nodes if node.op in BLOCKABLE_OPS]
     intermediates = {tensor.name for node in pointwise for tensor in node.outputs} - wanted
-    outward = {t.name for node in nodes if node.op not in POINTWISE for t in node.inputs}
+    outward = {t.name for node in nodes if node.op not in BLOCKABLE_OPS for t in node.inputs}
     return intermediates - outward

@@ -137,14 +137,14 @@ def functions_used(
     nodes: Sequence[onnx.NodeProto], functions: Mapping[str, onnx.FunctionProto]
 ) -> list[onnx.FunctionProto]:
     """Return the functions that nodes call, and those that these call."""
-    found: dict[str, onnx.FunctionProto] = {}
+    functions_by_name: dict[str, onnx.FunctionProto] = {}
     pending = list(nodes)
     while pending:
         function = functions.get(pending.pop().op_type)
-        if function is not None and function.name not in found:
-            found[function.name] = function
+        if function is not None and function.name not in functions_by_name:
+            functions_by_name[function.name] = function
             pending.extend(function.node)
-    return [found[name] for name in sorted(found)]
+    return [functions_by_name[name] for name in sorted(functions_by_name)]
 
 
 def _races(model: onnx.ModelProto) -> bool:

@@ -95,33 +95,33 @@ def counted_padding(node: gs.Node, windows: Windows) -> CountedPadding:
 
 def gradient_of(node: gs.Node, facts: Facts) -> WindowGradient | None:
     """Return what a gradient function is of; None where it is none of these, or a spatial size may vary."""
-    found = FUNCTION_NAME.fullmatch(node.op) if node.domain == FUNCTION_DOMAIN else None
-    if found is None:
+    match = FUNCTION_NAME.fullmatch(node.op) if node.domain == FUNCTION_DOMAIN else None
+    if match is None:
         return None
-    kind = found["kind"]
+    kind = match["kind"]
     images = [node.inputs[0], node.inputs[-1] if kind != "ConvDataGrad" else node.inputs[0]]
     if kind != "ConvWeightGrad":
         images[0] = node.outputs[0]
     source, target = (_space(image.name, facts) for image in images)
     if source is None or target is None:
         return None
-    rank, pads = len(source), _numbers(found["pads"])
+    rank, pads = len(source), _numbers(match["pads"])
     windows = Windows(
-        _numbers(found["kernel"]),
-        _numbers(found["strides"]),
-        _numbers(found["dilations"]),
+        _numbers(match["kernel"]),
+        _numbers(match["strides"]),
+        _numbers(match["dilations"]),
         pads[:rank],
         pads[rank:],
         source,
         target,
     )
-    counted = None if found["counted"] is None else _numbers(found["counted"])
+    counted = None if match["counted"] is None else _numbers(match["counted"])
     return WindowGradient(
         kind,
         windows,
-        int(found["group"] or 1),
-        int(found["channels"] or 0),
-        int(found["power"] or 0),
+        int(match["group"] or 1),
+        int(match["channels"] or 0),
+        int(match["power"] or 0),
         None if counted is None else (counted[:rank], counted[rank:]),
     )
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from partc.runtime.asynchronous.job import (
+from partc.runtime.asynchronous.processes.job import (
     ServerReport,
     SessionsEnd,
     WorkerReport,
@@ -16,7 +16,7 @@ from partc.runtime.asynchronous.job import (
     report_file,
     session_outputs_file,
 )
-from partc.runtime.asynchronous.session import own_ranks, server_name, servers_of, worker_name
+from partc.runtime.asynchronous.sessions.session import own_ranks, server_name, servers_of, worker_name
 from partc.runtime.data.checkpoint import TensorFile, read_array, read_arrays, write_arrays, write_tensors
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.job import Job, variables_file
@@ -117,9 +117,10 @@ def _write_after(plan: Plan, folder: Path, step: int) -> None:
 
 
 def merge_variables(
-    plan: Plan, of_servers: Mapping[int, Mapping[str, Array]], kept: Mapping[str, Array]
+    plan: Plan, of_servers: Mapping[int, Mapping[str, Array]], of_workers: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Return every variable, whole. `of_servers`: rank -> value name -> what it owns; `kept`: by workers."""
+    """Return every variable, whole. `of_servers`: rank -> value name -> what it owns;
+    `of_workers`: variable name -> what workers hold of their own."""
     servers = {rank.rank for rank in servers_of(plan)}
     variables = {variable.name: variable for variable in plan.variables}
     merged: dict[str, Array] = {}
@@ -130,6 +131,6 @@ def merge_variables(
                 (owner.held.box, of_servers[owner.rank][owner.held.value]) for owner in pieces_among(shared)
             ]
             merged[name] = assemble(variables[name].shape, np.dtype(variables[name].dtype), pieces)
-        elif name in kept:
-            merged[name] = kept[name]
+        elif name in of_workers:
+            merged[name] = of_workers[name]
     return merged

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.asynchronous.collect import merge_variables
-from partc.runtime.asynchronous.coordinator import Coordinator, SavePolicy
-from partc.runtime.asynchronous.kept_variables import mean_of_kept
-from partc.runtime.asynchronous.messages import Lost, SessionMessage, decode_message, encode_message
-from partc.runtime.asynchronous.server import Server, SharedValues, Staleness, Surroundings
-from partc.runtime.asynchronous.session import (
+from partc.runtime.asynchronous.servers.coordinator import Coordinator, SavePolicy
+from partc.runtime.asynchronous.servers.server import Server, SharedValues, Staleness, Surroundings
+from partc.runtime.asynchronous.sessions.kept_variables import mean_of_kept
+from partc.runtime.asynchronous.sessions.messages import Lost, SessionMessage, decode_message, encode_message
+from partc.runtime.asynchronous.sessions.session import (
     Post,
     own_ranks,
     plan_of_data,

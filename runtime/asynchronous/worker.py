@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from partc.runtime.asynchronous.kept_variables import kept_arrays, kept_variables
-from partc.runtime.asynchronous.messages import (
+from partc.runtime.asynchronous.sessions.kept_variables import kept_arrays, kept_variables
+from partc.runtime.asynchronous.sessions.messages import (
     Applied,
     Ask,
     Begin,
@@ -19,7 +19,7 @@ from partc.runtime.asynchronous.messages import (
     SessionMessage,
     Welcome,
 )
-from partc.runtime.asynchronous.session import (
+from partc.runtime.asynchronous.sessions.session import (
     Post,
     own_ranks,
     peer_of,
@@ -30,7 +30,7 @@ from partc.runtime.asynchronous.session import (
     session_name,
     worker_of,
 )
-from partc.runtime.asynchronous.session_transport import SessionTransport
+from partc.runtime.asynchronous.sessions.session_transport import SessionTransport
 from partc.runtime.data.initial import FirstValues
 from partc.runtime.execution.device import Sessions, device_of
 from partc.runtime.execution.environment import Environment
@@ -126,8 +126,8 @@ class Worker:
             if awaited is not None and not self._told_itself:
                 yield f"communication {awaited.label or awaited.kind} ({awaited.tag_id})"
         if self._kept_variables:
-            kept = self.variables()
-            arrays = [kept[variable.name] for variable in self._kept_variables]
+            values = self.variables()
+            arrays = [values[variable.name] for variable in self._kept_variables]
             self._post(self._chief, Kept(self._session, step), arrays)
 
     def applied(self, step: int) -> Iterator[str]:
@@ -169,11 +169,11 @@ class Worker:
         self._is_welcome = True
         self.trained = step
         self._applied = dict.fromkeys(self._applied, step)
-        kept = kept_arrays(self._kept_variables, frames, self._chief) if frames else {}
+        local_values = kept_arrays(self._kept_variables, frames, self._chief) if frames else {}
         for rank in own_ranks(self._plan):
             for held in rank.held:
-                if held.variable in kept:
-                    self._executors[rank.rank].environment.put(held.value, kept[held.variable])
+                if held.variable in local_values:
+                    self._executors[rank.rank].environment.put(held.value, local_values[held.variable])
 
     def _send(self, piece: Piece, arrays: Sequence[Array]) -> None:
         peer = peer_of(self._plan, self._session, piece.target)

@@ -47,8 +47,8 @@ class StoredValues:
     def check(self, plan: Plan) -> None:
         """Check that a plan trains these variables. Raises BadCheckpoint."""
         stored = {name: (v.dtype, v.shape) for name, v in self.manifest.variables.items()}
-        asked = {variable.name: (variable.dtype, variable.shape) for variable in plan.variables}
-        if faults := list(_differences(stored, asked)):
+        needed = {variable.name: (variable.dtype, variable.shape) for variable in plan.variables}
+        if faults := list(_differences(stored, needed)):
             raise BadCheckpoint(
                 f"a checkpoint of another model: {'; '.join(faults[:3])}{'; ...' if len(faults) > 3 else ''}",
                 at=str(self._folder),
@@ -98,13 +98,13 @@ def _places(run: slice | Array) -> Array:
 
 
 def _differences(
-    stored: Mapping[str, tuple[str, tuple[int, ...]]], asked: Mapping[str, tuple[str, tuple[int, ...]]]
+    stored: Mapping[str, tuple[str, tuple[int, ...]]], needed: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> Iterator[str]:
-    for name in sorted(asked.keys() - stored.keys()):
+    for name in sorted(needed.keys() - stored.keys()):
         yield f"it lacks variable {name!r}"
-    for name in sorted(stored.keys() - asked.keys()):
+    for name in sorted(stored.keys() - needed.keys()):
         yield f"the plan lacks variable {name!r}"
-    for name in sorted(asked.keys() & stored.keys()):
-        if asked[name] != stored[name]:
-            (dtype, shape), (other, others) = stored[name], asked[name]
+    for name in sorted(needed.keys() & stored.keys()):
+        if needed[name] != stored[name]:
+            (dtype, shape), (other, others) = stored[name], needed[name]
             yield f"{name!r} is {dtype}{list(shape)} in it, {other}{list(others)} in the plan"

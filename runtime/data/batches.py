@@ -85,11 +85,11 @@ def _check_same_sizes(plan: Plan, batch: Mapping[str, Array], place: str) -> Non
     for data_input in plan.data_inputs:
         for axis, size in enumerate(data_input.shape):
             if isinstance(size, str):
-                found = batch[data_input.name].shape[axis], data_input.name
-                first = seen.setdefault((size, axis == data_input.sample_axis), found)
-                if first[0] != found[0]:
+                this = batch[data_input.name].shape[axis], data_input.name
+                first = seen.setdefault((size, axis == data_input.sample_axis), this)
+                if first[0] != this[0]:
                     raise BadData(
-                        f"size {size!r} is {first[0]} in {first[1]!r} and {found[0]} in {found[1]!r}",
+                        f"size {size!r} is {first[0]} in {first[1]!r} and {this[0]} in {this[1]!r}",
                         at=f"{place}data input {data_input.name!r}, axis {axis}",
                         fix="supply samples of one size, as many of one input as of the other",
                     )

@@ -90,10 +90,10 @@ def open_source(data: str, plan: Plan, seed: int = 0, is_shuffled: bool = False,
         return SyntheticSource(plan, seed)
     if ":" in data:
         function = find_function(data)
-        given, first = choose_arguments(function, first, seed)
+        arguments, first = choose_arguments(function, first, seed)
         if is_read_by_shard(function):
-            return ShardedSource(plan, partial(function, **given), data, first)
-        return FunctionSource(plan, data, partial(function, **given), first)
+            return ShardedSource(plan, partial(function, **arguments), data, first)
+        return FunctionSource(plan, data, partial(function, **arguments), first)
     raise BadData(
         f"data {data!r} is of no known form",
         at="--data",
@@ -200,8 +200,8 @@ def choose_arguments(function: Any, start: int, seed: int) -> tuple[dict[str, in
         wanted = inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins have no signature
         return {}, 0
-    given = {name: value for name, value in (("start", start), ("seed", seed)) if name in wanted}
-    return given, given.get("start", 0)
+    arguments = {name: value for name, value in (("start", start), ("seed", seed)) if name in wanted}
+    return arguments, arguments.get("start", 0)
 
 
 def _call(name: str, function: Callable[[], Any]) -> Any:  # whatever it returns; checked batch by batch

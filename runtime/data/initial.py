@@ -40,10 +40,10 @@ class FirstValues(Protocol):
 class InitialValues:
     """First values by variable and box, from the plan or from `given` whole tensors."""
 
-    def __init__(self, folder: PlanFolder, given: Mapping[str, Array] | None = None) -> None:
+    def __init__(self, folder: PlanFolder, overrides: Mapping[str, Array] | None = None) -> None:
         self._folder = folder.path
         self._variables = {variable.name: variable for variable in folder.plan.variables}
-        self._given = dict(given or {})
+        self._given = dict(overrides or {})
         self._make = cache(_make_whole)
         for name, array in self._given.items():
             _check_given(name, array, self._variables)

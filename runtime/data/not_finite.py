@@ -30,10 +30,10 @@ def first_not_finite(plan: Plan, fed: Mapping[str, Array]) -> tuple[DataInput, I
 
 def with_cause(error: Diverged, plan: Plan, fed: Mapping[str, Array], place: Place) -> Diverged:
     """Return an error of a loss that is not finite, with the data that makes it so if there is any."""
-    found = first_not_finite(plan, fed)
-    if found is None:
+    entry_and_index = first_not_finite(plan, fed)
+    if entry_and_index is None:
         return error
-    entry, index = found
+    entry, index = entry_and_index
     return Diverged(
         f"{error.what}: the data holds {fed[entry.name][index]}",
         at=f"{error.at}; {place(entry, index)}",

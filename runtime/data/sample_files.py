@@ -36,12 +36,12 @@ def open_samples(path: Path, axes: Axes) -> dict[str, Column]:
         return _columns([_parquet(path, axes)], axes)
     if not path.is_dir():
         return _columns([map_npz(path)], axes)
-    if found := sorted(path.glob("*.npy")):
-        return _columns([{file.stem: map_npy(file) for file in found}], axes)
-    if found := sorted(path.glob("*.npz")):
-        return _columns([map_npz(file) for file in found], axes)
-    if found := sorted(path.glob("*.parquet")):
-        return _columns([_parquet(file, axes) for file in found], axes)
+    if files := sorted(path.glob("*.npy")):
+        return _columns([{file.stem: map_npy(file) for file in files}], axes)
+    if files := sorted(path.glob("*.npz")):
+        return _columns([map_npz(file) for file in files], axes)
+    if files := sorted(path.glob("*.parquet")):
+        return _columns([_parquet(file, axes) for file in files], axes)
     raise BadData("a folder without data", at=str(path), fix=f"give a folder of {_KINDS}")
 
 

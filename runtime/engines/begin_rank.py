@@ -37,14 +37,14 @@ _AFTER_WORD_S = 30.0  # that a rank waits to be ended, once another has told wha
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Be a rank."""
-    how, daemon, told = sys.argv[1:] if argv is None else argv
+    how, daemon, job_folder = sys.argv[1:] if argv is None else argv
     keep_freed_memory()
     world = MPI.COMM_WORLD
     try:
         check_shared_memory()
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _check_world(world)
-        folder = _share_folder(told, world) if how == "joined" else told
+        folder = _share_folder(job_folder, world) if how == "joined" else job_folder
         if folder == UNTOLD:
             return 0
         _check_hosts(Path(folder), world)
@@ -71,11 +71,11 @@ def _check_world(world: MPI.Intracomm) -> None:
         )
 
 
-def _share_folder(told: str, world: MPI.Intracomm) -> str:
+def _share_folder(job_folder: str, world: MPI.Intracomm) -> str:
     """Return the job's folder as the first rank knows it, and tell the keeper."""
     path = np.zeros(_LONGEST_PATH, np.uint8)
     if world.rank == 0:
-        text = os.fsencode(told)
+        text = os.fsencode(job_folder)
         path[: len(text)] = np.frombuffer(text, np.uint8)
     _complete(world.Ibcast(path, root=0))
     folder = os.fsdecode(path.tobytes().rstrip(b"\0"))
@@ -90,8 +90,8 @@ def _check_hosts(folder: Path, world: MPI.Intracomm) -> None:
     here = [int(rank) for rank in neighbours.group.Translate_ranks(None, world.group)]
     neighbours.Free()
     job = read_job(folder) if (folder / JOB_FILE).exists() else None
-    found = _gather(look_around(job, world.rank, here), world)
-    fault = judge(found) if found else None
+    findings = _gather(look_around(job, world.rank, here), world)
+    fault = judge(findings) if findings else None
     verdict = np.array([fault is not None], np.int64)
     _complete(world.Ibcast(verdict, root=0))
     if fault is not None:

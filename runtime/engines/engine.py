@@ -118,8 +118,8 @@ def rank_environment(is_joined: bool = False) -> dict[str, str]:
     Of what starts this process itself, as `srun -n 1` does, its ranks know nothing, unless they join that.
     """
     of_this = {name for name in os.environ if name.startswith(_OF_THIS_PROCESS) and "_MCA_" not in name}
-    kept = {name: value for name, value in os.environ.items() if is_joined or name not in of_this}
-    return RANK_VARIABLES | kept
+    inherited = {name: value for name, value in os.environ.items() if is_joined or name not in of_this}
+    return RANK_VARIABLES | inherited
 
 
 def passed_on() -> dict[str, str]:
@@ -141,8 +141,8 @@ def kind_of(program: str) -> Kind:
         )
     except (OSError, subprocess.TimeoutExpired):
         return "mpich"
-    said = (done.stdout + done.stderr).lower()
-    return next((kind for sign, kind in _SIGNS if sign in said), "mpich")
+    output = (done.stdout + done.stderr).lower()
+    return next((kind for sign, kind in _SIGNS if sign in output), "mpich")
 
 
 def _engine(program: str | None, source: str) -> Engine:
@@ -255,8 +255,8 @@ def _own_library(engine: Engine) -> dict[str, str]:
         return {}
     names = ("libmpi.so.40", "libmpi.so.12", "libmpi.so")
     places = [prefix / folder / name for folder in ("lib", "lib64") for name in names]
-    found = next((place for place in places if place.exists()), None)
-    return {} if found is None else {"MPI4PY_LIBMPI": str(found)}
+    library = next((place for place in places if place.exists()), None)
+    return {} if library is None else {"MPI4PY_LIBMPI": str(library)}
 
 
 _PROBE = (

@@ -5,7 +5,7 @@ the first of each machine     the plan's files, memory, the data's files
 rank 0                        room for a checkpoint; whether versions and plans are the same everywhere
 
 Before MPI begins, which needs it, each rank looks for shared memory. Processes of asynchronous
-training do the same: asynchronous/start_check.py brings together what they find.
+training do the same: asynchronous/processes/start_check.py brings together what they find.
 """
 
 import ctypes
@@ -62,16 +62,16 @@ class HostFindings(Record, frozen=True):
 
 def look_around(job: Job | None, rank: int, here: Sequence[int]) -> HostFindings:
     """Return what this rank finds. `here`: the ranks of this machine; `job`: None where there is no plan."""
-    found = found_by(f"rank {rank}")
+    findings = found_by(f"rank {rank}")
     if job is None:
-        return found
+        return findings
     try:
         plan = open_plan_folder(job.plan_folder).plan
     except BadPlan as fault:
-        return structs.replace(found, lacks=(lack_of(fault),))
+        return structs.replace(findings, lacks=(lack_of(fault),))
     own = next((entry for entry in plan.ranks if entry.rank == rank), None)
     if own is None:  # the daemon says that their numbers differ
-        return structs.replace(found, plan_sha256=plan.sha256)
+        return structs.replace(findings, plan_sha256=plan.sha256)
     lacks = [*gpu_lacks(own.device, own.device_index)] if own.kind == "gpu" else []
     if rank == min(here):
         # Of data that the first rank lacks, too, its daemon says more.
@@ -81,7 +81,7 @@ def look_around(job: Job | None, rank: int, here: Sequence[int]) -> HostFindings
     if rank == 0:
         lacks += disk_lacks(plan, job)
     return structs.replace(
-        found, host=own.host, device=own.device, plan_sha256=plan.sha256, lacks=tuple(lacks)
+        findings, host=own.host, device=own.device, plan_sha256=plan.sha256, lacks=tuple(lacks)
     )
 
 
@@ -111,24 +111,24 @@ def check_shared_memory(folder: Path = _SHARED) -> None:
         )
 
 
-def judge(found: Sequence[HostFindings]) -> HostLacks | None:
+def judge(findings: Sequence[HostFindings]) -> HostLacks | None:
     """Return the error of all that is lacking, None if nothing is."""
-    first = found[0]
-    told: dict[tuple[str, Lack], None] = {}
-    for one in found:
+    first = findings[0]
+    lacks: dict[tuple[str, Lack], None] = {}
+    for one in findings:
         for lack in (*one.lacks, *_differences(one, first)):
-            told[one.place, lack] = None
-    if not told:
+            lacks[one.place, lack] = None
+    if not lacks:
         return None
-    if len(told) == 1:
-        ((place, lack),) = told
+    if len(lacks) == 1:
+        ((place, lack),) = lacks
         return HostLacks(lack.what, at=place, fix=lack.fix)
-    places = len({place for place, _ in told})
+    places = len({place for place, _ in lacks})
     gap = "\n       "
     return HostLacks(
-        f"{len(told)} things are lacking on {places} host{'s' * (places > 1)}",
-        at=gap.join(f"{place}: {lack.what}" for place, lack in told),
-        fix=gap.join(dict.fromkeys(lack.fix for _, lack in told)),
+        f"{len(lacks)} things are lacking on {places} host{'s' * (places > 1)}",
+        at=gap.join(f"{place}: {lack.what}" for place, lack in lacks),
+        fix=gap.join(dict.fromkeys(lack.fix for _, lack in lacks)),
     )
 
 
@@ -214,13 +214,13 @@ def memory_lacks(needed: int, whose: str) -> Iterator[Lack]:
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), group: Path = _GROUP) -> int | None:
     """Return what memory processes can still take here, within a container's limit; None: nobody tells."""
-    found: list[int] = []
+    limits: list[int] = []
     with suppress(OSError):
         lines = meminfo.read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     with suppress(OSError, ValueError):  # no limit reads "max"
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return max(0, min(found)) if found else None
+        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return max(0, min(limits)) if limits else None
 
 
 def disk_lacks(plan: Plan, job: Job) -> Iterator[Lack]:

@@ -62,14 +62,18 @@ def prepare_ranks(
     distinct = list(dict.fromkeys(hosts))
     if place is not None:
         words = [sys.executable, *rank_words("joined", daemon, folder)]
-        told = f"{place.size} ranks, which others have started ({place.source})"
-        return RankStart(Command(words), seen_by_others(machines, distinct, place), told, is_joined=True)
+        description = f"{place.size} ranks, which others have started ({place.source})"
+        return RankStart(
+            Command(words), seen_by_others(machines, distinct, place), description, is_joined=True
+        )
     engine = find_engine()
     machines = machines.on(allotted_nodes(), distinct)
     write_environments(job_folder, {f"rank {rank}": host for rank, host in enumerate(hosts)}, machines)
     words = rank_words("started", daemon, folder)
     command = start_command(engine, hosts, machines, words, job_folder)
     line = shlex.join(f"{name}={value}" for name, value in command.environment.items())
-    told = f"{len(hosts)} ranks, by {engine.kind} ({engine.source}): {line} {shlex.join(command.words)}"
+    description = (
+        f"{len(hosts)} ranks, by {engine.kind} ({engine.source}): {line} {shlex.join(command.words)}"
+    )
     here = engine.kind == "mpich" and all(machines.of(host).address == LOCAL for host in distinct)
-    return RankStart(command, machines, told, is_here=here)
+    return RankStart(command, machines, description, is_here=here)

@@ -112,8 +112,8 @@ def _check_names(run: Run, session: ort.InferenceSession) -> None:
     """Raise BadPlan unless a run gives a segment its inputs, and takes none but its outputs."""
     inputs = {info.name for info in session.get_inputs()}
     outputs = {info.name for info in session.get_outputs()}
-    given, taken = {name for name, _ in run.reads}, {name for name, _ in run.writes}
-    if wrong := sorted((given ^ inputs) | (taken - outputs)):
+    reads, writes = {name for name, _ in run.reads}, {name for name, _ in run.writes}
+    if wrong := sorted((reads ^ inputs) | (writes - outputs)):
         raise BadPlan(
             f"the plan and a segment do not agree about {wrong[0]!r}",
             at=run.segment,
@@ -124,7 +124,7 @@ def _check_names(run: Run, session: ort.InferenceSession) -> None:
 def _check_shape(run: Run, value: str, shape: list[int], wanted: list[int | str | None]) -> None:
     """Raise BadPlan unless a value has the shape that a segment reads."""
     fits = len(shape) == len(wanted) and all(
-        not isinstance(size, int) or size == found for size, found in zip(wanted, shape, strict=True)
+        not isinstance(size, int) or size == actual for size, actual in zip(wanted, shape, strict=True)
     )
     if not fits:
         raise BadPlan(

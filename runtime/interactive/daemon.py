@@ -87,8 +87,8 @@ class InteractiveDaemon(Daemon):
                     self._send_rows(value, arrays)
                 case Hash(value=value):
                     columns = columns_of(self._boxes[value])
-                    found = {value: row_hashes(self._executor.environment.array(value), columns)}
-                    self._stepper.send(Found(describe(found)), found)
+                    hashes = {value: row_hashes(self._executor.environment.array(value), columns)}
+                    self._stepper.send(Found(describe(hashes)), hashes)
                 case Close(saves=saves):
                     self._end(saves)
                     break
@@ -121,8 +121,8 @@ class InteractiveDaemon(Daemon):
 
     def _send_rows(self, value: str, places: dict[str, Array]) -> None:
         array = self._executor.environment.array(value)
-        found = {value: array[places["rows"]] if places else array}
-        self._stepper.send(Found(describe(found)), found)
+        rows = {value: array[places["rows"]] if places else array}
+        self._stepper.send(Found(describe(rows)), rows)
 
 
 if __name__ == "__main__":

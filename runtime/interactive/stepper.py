@@ -77,9 +77,11 @@ def share_feeds(plan: Plan, feeds: ReplicaFeeds) -> dict[int, dict[str, Array]]:
 def _list_of(plan: Plan, entry: DataInput, values: Sequence[Array]) -> list[Array]:
     at = f"{AT}, data input {entry.name!r}"
     if not isinstance(values, list | tuple) or len(values) != plan.replicas:
-        given = f"a list of {len(values)}" if isinstance(values, list | tuple) else type(values).__name__
+        description = (
+            f"a list of {len(values)}" if isinstance(values, list | tuple) else type(values).__name__
+        )
         raise BadData(
-            f"{given} for {plan.replicas} replicas",
+            f"{description} for {plan.replicas} replicas",
             at=at,
             fix=f"give a list of {plan.replicas} arrays, one for each replica: numpy.split makes one",
         )
@@ -321,8 +323,8 @@ class Stepper:
     def _ask(self, rank: int, message: StepperMessage, arrays: Mapping[str, Array]) -> Array:
         self._check_open()
         self._send(rank, message, arrays)
-        (found,) = self._await(Found, [rank])[rank].values()
-        return found
+        (array,) = self._await(Found, [rank])[rank].values()
+        return array
 
     def _write(self, name: str) -> Path:
         self._check_open()
@@ -367,8 +369,8 @@ def _begin(plan: Plan, checkpoints: Checkpoints | None, seed: int | None) -> Beg
 class _SaveClock:
     """Tells after which steps a training is saved."""
 
-    def __init__(self, asked: Checkpoints | None, done: int) -> None:
-        self._asked = asked
+    def __init__(self, options: Checkpoints | None, done: int) -> None:
+        self._asked = options
         self._saved = done
         self._saved_s = time.monotonic()
 

@@ -228,8 +228,8 @@ class Daemon:
         return keep
 
     def _is_kept(self, output: Output) -> bool:
-        asked = self._job.outputs
-        return asked == "all" or (asked == "loss" and output.name == self._plan.loss)
+        selection = self._job.outputs
+        return selection == "all" or (selection == "loss" and output.name == self._plan.loss)
 
     def _waited_s(self) -> float:
         """Return how long this rank waited for data and checkpoints so far."""
@@ -260,8 +260,8 @@ class Daemon:
     def _first_values(self, folder: PlanFolder) -> FirstValues:
         if self._job.resumed_from:
             return StoredValues(Path(self._job.resumed_from))
-        given = map_arrays(self._folder / INITIAL_FILE) if self._job.has_initial else None
-        return InitialValues(folder, given)
+        initial = map_arrays(self._folder / INITIAL_FILE) if self._job.has_initial else None
+        return InitialValues(folder, initial)
 
     def _write_times(self, recorder: Recorder) -> None:
         offset_s, uncertainty_s = offset_to_first(self._world, self._neighbours, self._variables.barrier)

@@ -249,5 +249,5 @@ def tell_saved(step: int) -> None:
     _print(Saved(step))
 
 
-def _print(told: Told) -> None:
-    print(msgspec.json.encode(told).decode(), flush=True)
+def _print(message: Told) -> None:
+    print(msgspec.json.encode(message).decode(), flush=True)

@@ -63,10 +63,10 @@ class MetricsLog:
 
 def _keep_lines(path: Path, after: int) -> None:
     part = path.with_name(path.name + ".part")
-    with part.open("w") as kept:
+    with part.open("w") as part_file:
         if after and path.exists():
             with path.open() as lines:
-                kept.writelines(line for line in lines if _step_of(line) <= after)
+                part_file.writelines(line for line in lines if _step_of(line) <= after)
     part.replace(path)
 
 

@@ -56,11 +56,11 @@ class MetricsPort:
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 
-    def hear(self, told: Told) -> None:
+    def hear(self, message: Told) -> None:
         """Take in what a job tells."""
-        match told:
+        match message:
             case Progress():
-                self._go_on(told)
+                self._go_on(message)
             case Waited(member=member, waited_s=waited_s, trained_s=trained_s):
                 self._waits.labels(member.removeprefix("rank ")).set(min(1.0, waited_s / trained_s))
             case Saved():

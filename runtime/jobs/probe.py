@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         pulse.follow(lambda: Position(at="while measuring"))
         probe = msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
-        found = [*_computing(probe, world), *_messages(probe, world), *_together(probe, world)]
-        samples_file(folder, world.rank).write_bytes(msgspec.json.encode(found))
+        timings = [*_computing(probe, world), *_messages(probe, world), *_together(probe, world)]
+        samples_file(folder, world.rank).write_bytes(msgspec.json.encode(timings))
         pulse.end()
     except BaseException as error:  # whatever it is, the other ranks must not wait for this one
         pulse.fail(failure_of(error, at))
@@ -93,7 +93,7 @@ def _passed_s(action: Callable[[], object]) -> float:
 
 
 def _messages(probe: Probe, world: MPI.Intracomm) -> list[Timing]:
-    found: list[Timing] = []
+    timings: list[Timing] = []
     for pairs in probe.rounds:
         for nbytes in probe.message_bytes:
             _meet(world)
@@ -118,12 +118,12 @@ def _messages(probe: Probe, world: MPI.Intracomm) -> list[Timing]:
 
             seconds = _quickest(go_and_return, probe.repeats, world, other) / 2
             if is_first:
-                found.append(Timing("message", pair, nbytes, seconds))
-    return found
+                timings.append(Timing("message", pair, nbytes, seconds))
+    return timings
 
 
 def _together(probe: Probe, world: MPI.Intracomm) -> list[Timing]:
-    found: list[Timing] = []
+    timings: list[Timing] = []
     for nbytes in probe.together_bytes:
         values = np.zeros(nbytes // 4, np.float32)
         summed = np.empty_like(values)
@@ -151,8 +151,8 @@ def _together(probe: Probe, world: MPI.Intracomm) -> list[Timing]:
             _meet(world)
             seconds = _quickest(action, probe.repeats, world, None)
             if world.rank == 0:
-                found.append(Timing(kind, (0, world.size - 1), nbytes, seconds))
-    return found
+                timings.append(Timing(kind, (0, world.size - 1), nbytes, seconds))
+    return timings
 
 
 def _meet(world: MPI.Intracomm) -> None:

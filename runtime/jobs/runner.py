@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from partc.runtime.asynchronous.collect import check_sessions_request, collect_sessions
-from partc.runtime.asynchronous.launcher import launch_sessions
-from partc.runtime.asynchronous.session import plan_of_data
-from partc.runtime.asynchronous.watch import Rules
+from partc.runtime.asynchronous.processes.launcher import launch_sessions
+from partc.runtime.asynchronous.processes.watch import Rules
+from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import refuse_others
 from partc.runtime.checkpoints.resume import Begun, resume_from

@@ -23,19 +23,19 @@ class Saving:
 
     def __init__(
         self,
-        asked: Checkpoints,
+        options: Checkpoints,
         plan: Plan,
         read: ReadValue,
         world: MPI.Intracomm,
         complete: Complete,
         job: Path,
     ) -> None:
-        self._asked = asked
+        self._asked = options
         self._read = read
         self._world = world
         self._complete = complete
         pieces = pieces_of_ranks(plan)
-        self._writer = CheckpointWriter(plan, world.rank, Path(asked.folder), asked.keep, pieces, job)
+        self._writer = CheckpointWriter(plan, world.rank, Path(options.folder), options.keep, pieces, job)
         self._begun_s = time.monotonic()
         self._begun = 0  # the step of the checkpoint under way
         self._is_told = True  # that it is complete

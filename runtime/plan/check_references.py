@@ -270,7 +270,7 @@ def _exchange(exchange: Exchange, sizes: set[int], at: str) -> Iterator[Finding]
 
 def _inputs_and_outputs(plan: Plan) -> Iterator[Finding]:
     entries: tuple[DataInput | DrawnInput, ...] = (*plan.data_inputs, *plan.drawn_inputs)
-    names = [entry.name for entry in entries] + [given.name for given in plan.shard_inputs]
+    names = [entry.name for entry in entries] + [shard_input.name for shard_input in plan.shard_inputs]
     yield from _twice("input", names, "data_inputs")
     if not all(size >= 1 for size in plan.sizes.values()):
         yield "a size below 1", "sizes"
@@ -287,8 +287,8 @@ def _inputs_and_outputs(plan: Plan) -> Iterator[Finding]:
         yield from _unknown("size", sizes, {*symbols, *plan.sizes}, f"drawn_inputs: {drawn.name}")
         if drawn.outer < 1:
             yield f"outer {drawn.outer}", f"drawn_inputs: {drawn.name}"
-    for given in plan.shard_inputs:
-        yield from _size(given.dtype, (), f"shard_inputs: {given.name}")
+    for shard_input in plan.shard_inputs:
+        yield from _size(shard_input.dtype, (), f"shard_inputs: {shard_input.name}")
     outputs = [output.name for output in plan.outputs]
     yield from _twice("output", outputs, "outputs")
     yield from _unknown("the loss is output", [plan.loss] if plan.loss is not None else [], outputs, "loss")
@@ -301,7 +301,7 @@ def _inputs_and_outputs(plan: Plan) -> Iterator[Finding]:
 def _made_outputs(plan: Plan) -> Iterator[Finding]:
     """Every worker of the outputs' mesh has every output at the end of a step."""
     inputs = {entry.name for entry in plan.data_inputs} | {entry.name for entry in plan.drawn_inputs}
-    inputs |= {given.name for given in plan.shard_inputs}
+    inputs |= {shard_input.name for shard_input in plan.shard_inputs}
     written = {value for i in plan.instructions if isinstance(i, Run) for _, value in i.writes}
     written |= {value for i in plan.instructions if isinstance(i, Start) for value in i.writes}
     sites = {output.site for output in plan.outputs}

@@ -63,11 +63,14 @@ SHARD_INPUTS: dict[Holds, str] = {"num_shards": "partc.num_shards", "shard_id": 
 def shard_values(plan: Plan, rank: Rank) -> dict[str, Array]:
     """Return the shard inputs of one rank; a server without a worker has no shard of its own."""
     values = shards_of_replica(plan, rank.replica or 0)
-    own = {given.name for given in plan.shard_inputs if given.holds == "shard_id"}
+    own = {shard_input.name for shard_input in plan.shard_inputs if shard_input.holds == "shard_id"}
     return values if rank.replica is not None else {n: v for n, v in values.items() if n not in own}
 
 
 def shards_of_replica(plan: Plan, replica: int) -> dict[str, Array]:
     """Return the shard inputs of one replica: input name -> scalar."""
     values = {"num_shards": plan.replicas, "shard_id": replica}
-    return {given.name: np.array(values[given.holds], given.dtype) for given in plan.shard_inputs}
+    return {
+        shard_input.name: np.array(values[shard_input.holds], shard_input.dtype)
+        for shard_input in plan.shard_inputs
+    }

@@ -98,17 +98,17 @@ def _local(held: tuple[Range, ...], part: tuple[Range, ...]) -> list[Range]:
 
 
 def _common(one: tuple[Range, ...], other: tuple[Range, ...]) -> tuple[Range, ...]:
-    found: list[Range] = []
+    ranges: list[Range] = []
     i = j = 0
     while i < len(one) and j < len(other):
         start, stop = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
         if start < stop:
-            found.append((start, stop))
+            ranges.append((start, stop))
         if one[i][1] <= other[j][1]:
             i += 1
         else:
             j += 1
-    return tuple(found)
+    return tuple(ranges)
 
 
 def _runs(sizes: tuple[int, ...], ranges: tuple[Range, ...]) -> list[Range]:

@@ -76,7 +76,7 @@ def seal_plan_folder(path: Path | str) -> list[str]:
     _check_program(plan, folder)
     if stale := indices_in(plan.files):
         files = _list_segments_anew(plan, folder, files, stale)
-    changed = [name for name, found in files.items() if found != plan.files.get(name)]
+    changed = [name for name, sha256 in files.items() if sha256 != plan.files.get(name)]
     sealed = msgspec.structs.replace(plan, files=files)
     if changed or files.keys() != plan.files.keys() or plan.sha256 != sha256_of_plan(plan):
         part = folder / f"{PLAN_FILE}.part"
@@ -91,8 +91,8 @@ def _list_segments_anew(plan: Plan, folder: Path, files: dict[str, str], stale: 
     for name in stale:
         (folder / name).unlink()
     listed = write_device_index(plan, folder)
-    kept = {name: found for name, found in files.items() if name not in stale}
-    return kept | {name: sha256_of_file(folder / name) for name in listed}
+    current = {name: sha256 for name, sha256 in files.items() if name not in stale}
+    return current | {name: sha256_of_file(folder / name) for name in listed}
 
 
 def sha256_of_file(path: Path) -> str:
@@ -123,9 +123,9 @@ def _check_program(plan: Plan, folder: Path) -> None:
 def _check_hash(plan: Plan, folder: Path) -> None:
     actual = sha256_of_plan(plan)
     if actual != plan.sha256:
-        said = f"it says {plan.sha256[:12]}..." if plan.sha256 else "it says none"
+        recorded = f"it says {plan.sha256[:12]}..." if plan.sha256 else "it says none"
         raise BadPlan(
-            f"the plan was changed: its SHA-256 is {actual[:12]}..., {said}",
+            f"the plan was changed: its SHA-256 is {actual[:12]}..., {recorded}",
             at=str(folder / PLAN_FILE),
             fix=f"{_AGAIN}; to run a plan that you edited, accept it with `partc seal {folder}`",
         )

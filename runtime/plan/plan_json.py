@@ -38,10 +38,10 @@ class _Format(msgspec.Struct):
     format: str
 
 
-def _check_format(found: str, at: Path) -> None:
-    if found != PLAN_FORMAT:
+def _check_format(plan_format: str, at: Path) -> None:
+    if plan_format != PLAN_FORMAT:
         raise BadPlan(
-            f"a plan of format {found!r}",
+            f"a plan of format {plan_format!r}",
             at=f"{at}: format",
             fix=f"this version of partc reads {PLAN_FORMAT!r}: compile the model again",
         )

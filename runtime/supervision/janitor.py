@@ -49,26 +49,26 @@ class Janitor:
 
 def lost_keepers(folder: Path) -> list[str]:
     """Return whose keepers were killed, as janitors noted it in the job's folder; who was so first, first."""
-    found: list[tuple[int, str]] = []
+    notes: list[tuple[int, str]] = []
     for note in folder.glob(f"{_LOST}*"):
         with suppress(OSError):
-            found.append((note.stat().st_mtime_ns, note.name.removeprefix(_LOST)))
-    return [name for _, name in sorted(found)]
+            notes.append((note.stat().st_mtime_ns, note.name.removeprefix(_LOST)))
+    return [name for _, name in sorted(notes)]
 
 
 def begin_janitor(folder: Path, name: str) -> Janitor:
     """Start one, as long as little is loaded. `folder`: the job's; `name`: the member's."""
     if sys.platform != "linux":
         return Janitor(None, 0)
-    heard, told = os.pipe()
+    read_end, write_end = os.pipe()
     process = os.fork()
     if process == 0:
-        os.close(told)
+        os.close(write_end)
         with suppress(BaseException):
-            _wait_and_tidy(heard, folder / f"{_LOST}{name}")
+            _wait_and_tidy(read_end, folder / f"{_LOST}{name}")
         os._exit(0)
-    os.close(heard)
-    return Janitor(told, process)
+    os.close(read_end)
+    return Janitor(write_end, process)
 
 
 def _wait_and_tidy(heard: int, note: Path) -> None:
@@ -83,8 +83,8 @@ def _wait_and_tidy(heard: int, note: Path) -> None:
     names = b""
     while piece := os.read(heard, 1 << 16):
         names += piece
-    told = names.decode(errors="replace").split()
-    if _DISMISSED not in told:
+    words = names.decode(errors="replace").split()
+    if _DISMISSED not in words:
         with suppress(OSError):  # a job that is over has no folder
             note.touch()
-    remove_segments(told)
+    remove_segments(words)

@@ -37,26 +37,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder, member, module, *arguments = words = sys.argv[1:] if argv is None else list(argv)
     name = rank_name() if member == "rank" else member
     _enter_environment(Path(folder) / ENVIRONMENT_FILE, name, words)
-    told, printed, janitor, track = os.pipe(), os.pipe(), begin_janitor(Path(folder), name), share_memory()
+    messages, printed, janitor, track = (
+        os.pipe(),
+        os.pipe(),
+        begin_janitor(Path(folder), name),
+        share_memory(),
+    )
     keeper = os.getpid()
     child = os.fork()
     if child == 0:
         end_with_parent(keeper)
         os.dup2(printed[1], sys.stdout.fileno())
         os.dup2(printed[1], sys.stderr.fileno())
-        for descriptor in (told[0], *printed, *([] if janitor.pipe is None else [janitor.pipe])):
+        for descriptor in (messages[0], *printed, *([] if janitor.pipe is None else [janitor.pipe])):
             os.close(descriptor)
-        return _be_member(module, arguments, told[1])
-    os.close(told[1])
+        return _be_member(module, arguments, messages[1])
+    os.close(messages[1])
     os.close(printed[1])
     # While the member loads, too.
     from partc.runtime.supervision.keeping import MemberProcess, await_folder, keep
 
-    job_folder = await_folder(told[0]) if folder == UNTOLD else Path(folder)
+    job_folder = await_folder(messages[0]) if folder == UNTOLD else Path(folder)
     if job_folder is None:
         return _without_job(child, printed[0])
-    kept = MemberProcess(child, told[0], printed[0], track)
-    return keep(job_folder, name, kept, janitor, stays=folder == UNTOLD)
+    member_process = MemberProcess(child, messages[0], printed[0], track)
+    return keep(job_folder, name, member_process, janitor, stays=folder == UNTOLD)
 
 
 def rank_name() -> str:

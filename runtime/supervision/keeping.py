@@ -55,11 +55,11 @@ _QUEUE = 100  # messages that wait for the supervisor
 _OTHERS_S = 1.0  # for keepers beside this one, which MPI kills when it goes
 
 
-def await_folder(told: int) -> Path | None:
+def await_folder(pipe: int) -> Path | None:
     """Return the job's folder as a member tells it that has learned it by MPI, None if it ends without."""
     line = b""
     while not line.endswith(b"\n"):
-        if not (read := os.read(told, 1)):
+        if not (read := os.read(pipe, 1)):
             return None
         line += read
     return Path(os.fsdecode(line[:-1])) if line.startswith(b"/") else None
@@ -78,14 +78,14 @@ class MemberProcess:
     track: mmap.mmap
 
 
-def keep(folder: Path, name: str, kept: MemberProcess, janitor: Janitor, stays: bool = False) -> int:
+def keep(folder: Path, name: str, process: MemberProcess, janitor: Janitor, stays: bool = False) -> int:
     """Keep a member until its end; return the exit code that tells it.
 
     `janitor`: tidies up when this process is killed. `stays`: what started it started the launcher, too, and
     ends that when this one goes, before that has said what it has to say.
     """
     rendezvous = msgspec.json.decode((folder / RENDEZVOUS_FILE).read_bytes(), type=Rendezvous)
-    member, line = _Member(kept, janitor), _Line(folder, name, rendezvous)
+    member, line = _Member(process, janitor), _Line(folder, name, rendezvous)
     try:
         return _Keeper(member, line, rendezvous.beat_s, stays).watch()
     finally:
@@ -176,13 +176,13 @@ class _Keeper:
 class _Member:
     """A child process, and the pipes on which it tells where it is, and prints."""
 
-    def __init__(self, kept: MemberProcess, janitor: Janitor) -> None:
-        self.told: int | None = kept.told
-        self.printed: int | None = kept.printed
+    def __init__(self, process: MemberProcess, janitor: Janitor) -> None:
+        self.told: int | None = process.told
+        self.printed: int | None = process.printed
         self.segments: set[str] = set()
         self._janitor = janitor
-        self._child = kept.child
-        self._track = kept.track
+        self._child = process.child
+        self._track = process.track
         self._told_position = Position()
         self._failure: MemberFailure | None = None
         self._rest = b""
@@ -191,12 +191,12 @@ class _Member:
         self._cpu_ticks = -1
         self._looked_s = self._mapped_s = time.monotonic()
         self._killed_s = 0.0
-        os.set_blocking(kept.told, False)
-        os.set_blocking(kept.printed, False)
+        os.set_blocking(process.told, False)
+        os.set_blocking(process.printed, False)
 
     def listen(self) -> None:
         """Take in what it has said, and see whether it lives."""
-        said = self._read()
+        messages = self._read()
         now_s = time.monotonic()
         # This process may have been held up together with its child: time that nobody watched does not count.
         passed_s = min(now_s - self._looked_s, 1.0)
@@ -205,7 +205,7 @@ class _Member:
         moved = state is not None and not state.is_stopped and self._runs(state)
         self._cpu_ticks = -1 if state is None else state.cpu_ticks
         judged = state is not None and (state.is_stopped or (self._has_beaten and self.told is not None))
-        self._still_s = 0.0 if said or moved or not judged else self._still_s + passed_s
+        self._still_s = 0.0 if messages or moved or not judged else self._still_s + passed_s
         if self.is_changing or now_s - self._mapped_s > _SEGMENTS_EVERY_S:
             self._note_segments()
 
@@ -221,8 +221,8 @@ class _Member:
     @property
     def _position(self) -> Position:
         """Where it is now, or was when it died."""
-        note, told = read_note(self._track), self._told_position
-        return told if note is None else Position(*note, told.device)
+        note, reported = read_note(self._track), self._told_position
+        return reported if note is None else Position(*note, reported.device)
 
     @property
     def is_changing(self) -> bool:
@@ -294,13 +294,13 @@ class _Member:
 
     def _take(self, line: bytes) -> bool:
         try:
-            said = SAID.decode(line)
+            message = SAID.decode(line)
         except msgspec.MsgspecError:
             return False
-        if isinstance(said, MemberFailure):
-            self._failure = said
+        if isinstance(message, MemberFailure):
+            self._failure = message
         else:
-            self._told_position = said
+            self._told_position = message
             self._has_beaten = True
         return True
 

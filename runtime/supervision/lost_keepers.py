@@ -40,8 +40,8 @@ class LostKeepers:
 
     def hear(self, line: str) -> None:
         """Take in what the mpiexec prints."""
-        if not self._said and (said := _HYDRA_SAYS.search(line)):
-            self._said = said[1]
+        if not self._said and (match := _HYDRA_SAYS.search(line)):
+            self._said = match[1]
 
     def look(self, roster: Roster) -> None:
         """See whose keepers have died, or were stopped before they could be heard."""

@@ -69,11 +69,11 @@ class Pulse:
         while not self._ended.wait(BEAT_S):
             self._tell(position())
 
-    def _tell(self, said: Said) -> None:
+    def _tell(self, message: Said) -> None:
         with self._telling:
             try:
                 if self._pipe is not None:
-                    os.write(self._pipe, _ENCODER.encode(said) + b"\n")
+                    os.write(self._pipe, _ENCODER.encode(message) + b"\n")
             except BrokenPipeError:  # where the system does not end orphans
                 os.kill(os.getpid(), signal.SIGKILL)
 

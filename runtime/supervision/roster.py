@@ -220,13 +220,13 @@ class Roster:
         limits = f"for {longest_s:.0f} s; given up after {self._limits.silent_s:.0f} s"
         if (sooner_s := self._limits.quiet_s + self._limits.deaf_s) < self._limits.silent_s:
             limits += f", {sooner_s:.0f} s while its host answers"
-        told = [f"{who}: not heard {limits}" for who in self._by_host(new, quiet_s)]
-        return told + [f"{who}: heard again" for who in self._by_host(over, quiet_s)]
+        lines = [f"{who}: not heard {limits}" for who in self._by_host(new, quiet_s)]
+        return lines + [f"{who}: heard again" for who in self._by_host(over, quiet_s)]
 
-    def _by_host(self, names: set[str], asked: Iterable[str]) -> Iterator[str]:
+    def _by_host(self, names: set[str], limits: Iterable[str]) -> Iterator[str]:
         """Yield hosts, all of whose members these are, and the other members with their hosts."""
         members: dict[str, list[str]] = {}
-        for name in asked:
+        for name in limits:
             members.setdefault(self._members[name].host, []).append(name)
         for host, there in members.items():
             these = [name for name in there if name in names]
@@ -237,11 +237,11 @@ class Roster:
 
     def troubles(self) -> list[Trouble]:
         """Return who is in trouble, whom to blame first."""
-        asked = [member for name, member in self._members.items() if name not in self._forgotten]
-        found = [trouble for member in asked if (trouble := self._trouble(member)) is not None]
-        if not found and self._limits.stuck_s is not None and self.still_s > self._limits.stuck_s:
-            found = self._standstill(asked, self._limits.stuck_s)
-        return sorted(found, key=self._order)
+        members = [member for name, member in self._members.items() if name not in self._forgotten]
+        troubles = [trouble for member in members if (trouble := self._trouble(member)) is not None]
+        if not troubles and self._limits.stuck_s is not None and self.still_s > self._limits.stuck_s:
+            troubles = self._standstill(members, self._limits.stuck_s)
+        return sorted(troubles, key=self._order)
 
     def _order(self, trouble: Trouble) -> tuple[bool, bool, float, float]:
         is_first = trouble.cause.member == self._first

@@ -56,9 +56,9 @@ class Requests:
             self._chunks[index].incomplete -= 1
         any_complete, self._any_complete = self._any_complete or bool(complete), False
         if complete:
-            kept = [index for index, request in enumerate(self._requests) if request]
-            self._requests = [self._requests[index] for index in kept]
-            self._chunks = [self._chunks[index] for index in kept]
+            pending = [index for index, request in enumerate(self._requests) if request]
+            self._requests = [self._requests[index] for index in pending]
+            self._chunks = [self._chunks[index] for index in pending]
         return any_complete
 
 

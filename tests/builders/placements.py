@@ -5,8 +5,8 @@ from fractions import Fraction
 from itertools import permutations, product
 from random import Random
 
-from partc.cost.placement.load import greatest_load, violations
-from partc.cost.placement.problem import Node, Placement, Problem
+from partc.cost.placement.problems.load import greatest_load, violations
+from partc.cost.placement.problems.problem import Node, Placement, Problem
 
 
 def random_problem(

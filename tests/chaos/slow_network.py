@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.namespaces import Network, namespace_hosts
+from benchmarks.namespaces import Network, namespace_hosts, shaper
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import compile_graph
@@ -144,9 +144,8 @@ def _cut(seconds: float, training: Training, draw: random.Random) -> None:
 
 def _a_tenth(training: Training, draw: random.Random) -> None:
     link = NETWORK.outside(draw.randint(1, HOSTS))
-    limit = ("burst", "256kb", "latency", "100ms")
     for rate in (BITS_PER_S / 10, BITS_PER_S):
-        _run("tc", "qdisc", "change", "dev", link, "root", "tbf", "rate", f"{rate:.0f}bit", *limit)
+        _run("tc", "qdisc", "change", "dev", link, "root", *shaper(rate))
         time.sleep(_SLOW_S if rate < BITS_PER_S else 0)
 
 

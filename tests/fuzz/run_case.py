@@ -18,7 +18,7 @@ from pathlib import Path
 from partc.compiler.commands.cli import COMMANDS, app_for, exit_code_of, main
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.runtime.asynchronous.in_process import train_sessions_in_process
-from partc.runtime.asynchronous.session import plan_of_data
+from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.data.feeds import open_source
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.plan.plan_folder import read_plan_folder

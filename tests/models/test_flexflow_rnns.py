@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from partc.models.catalogue import build_model
-from partc.models.count_parameters import count_parameters
+from partc.models.catalogue import build_model, count_parameters
 from tests.builders.graphs.forward_models import run_with_parameters
 
 BATCH, STEPS, EMBEDDING, CELLS = 3, 4, 5, 6

@@ -9,8 +9,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.cost.strategy import STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy
-from partc.models.catalogue import ModelRequestError, build_model
-from partc.models.count_parameters import ParameterCount, count_parameters
+from partc.models.catalogue import ModelRequestError, ParameterCount, build_model, count_parameters
 from partc.runtime.plan.boxes import local_shape
 from tests.builders.graphs.forward_models import run_with_parameters
 from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step, random_batches

@@ -15,7 +15,7 @@ from partc.compiler.commands.command_line.completion import (
 )
 from partc.compiler.options import SearchMethod, SearchMode
 from partc.cost.strategy import Batch
-from partc.passes.search.operator_space import Together
+from partc.passes.search.operators.operator_space import Together
 
 ClusterFile = Annotated[
     Path,

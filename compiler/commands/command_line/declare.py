@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from partc.compiler.commands.command_line.grouped_help import GroupedCommand
+from partc.compiler.commands.command_line.panels import GroupedCommand
 from partc.compiler.commands.console import Verbosity, writing
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -51,10 +51,10 @@ def with_common(function: Callable[..., object]) -> Callable[..., object]:
     own = inspect.signature(function, eval_str=True)
 
     @wraps(function)
-    def command(**given: Any) -> object:  # Any: the values of any command's options
-        chosen = Verbosity(**{name: bool(given.pop(name)) for name in _COMMON})
+    def command(**values: Any) -> object:  # Any: the values of any command's options
+        chosen = Verbosity(**{name: bool(values.pop(name)) for name in _COMMON})
         with writing(chosen):
-            return function(**given)
+            return function(**values)
 
     common = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)

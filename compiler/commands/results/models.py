@@ -2,7 +2,7 @@
 
 from partc.compiler.differentiation.coverage import OpCoverage
 from partc.compiler.inspect import InspectedPart, InspectedVariable
-from partc.passes.search.find_groups import OperatorGroup
+from partc.passes.search.operators.find_groups import OperatorGroup
 from partc.runtime.plan.record import Record
 from partc.runtime.plan.variables import DataInput
 

@@ -1,11 +1,23 @@
-"""Which record each command answers with, and failures of all; `partc schema` shows their JSON schemas."""
+"""Which record each command answers with, and failures of all; `partc schema` shows their JSON schemas.
+
+Failures of all commands have one record, `Failure`.
+"""
 
 import msgspec
 
 from partc.compiler.commands.results import machines, models, plans, trainings
-from partc.compiler.commands.results.failure import Failure
 from partc.cost.comparison import Comparison
 from partc.runtime.plan.record import Record
+
+
+class Failure(Record, frozen=True):
+    """What went wrong, where, and what to do about it. `error`: the name of the exception in Python."""
+
+    error: str
+    what: str
+    at: str
+    fix: str
+
 
 RESULTS: dict[str, tuple[type[Record], ...]] = {
     "model": (models.ModelWritten, models.ModelList),

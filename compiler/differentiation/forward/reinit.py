@@ -33,7 +33,7 @@ FILLS: Mapping[tuple[str, int], float] = {
     ("Mul", 1): 1.0,
 }
 RESHAPING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-PASSING = frozenset({"BatchNormalization", "Identity", "Add"})  # between a convolution and its sum
+BEHIND_CONVOLUTION = frozenset({"BatchNormalization", "Identity", "Add"})  # between a convolution and its sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,16 @@ def _scale(readers: Mapping[str, list[_Reader]], reader: _Reader, shape: tuple[i
 def _damping(readers: Mapping[str, list[_Reader]], convolution: onnx.NodeProto) -> float:
     """Return the variance of which a convolution's result shall have the inverse."""
     makers = {
-        output: reader.node for found in readers.values() for reader in found for output in reader.node.output
+        output: reader.node for uses in readers.values() for reader in uses for output in reader.node.output
     }
     node = convolution
-    while len(found := readers.get(node.output[0], [])) == 1:
-        node = found[0].node
+    while len(uses := readers.get(node.output[0], [])) == 1:
+        node = uses[0].node
         if _adds_branches(node, makers):
             if all(_ends_in_convolution(name, makers) for name in node.input):
                 return len(node.input)
             return len({maker.name for maker in makers.values() if _adds_branches(maker, makers)})
-        if node.op_type not in PASSING:
+        if node.op_type not in BEHIND_CONVOLUTION:
             break
     return 1
 
@@ -119,6 +119,6 @@ def _adds_branches(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto]) -
 
 def _ends_in_convolution(name: str, makers: Mapping[str, onnx.NodeProto]) -> bool:
     node = makers[name]
-    while node.op_type in PASSING and node.input[0] in makers:
+    while node.op_type in BEHIND_CONVOLUTION and node.input[0] in makers:
         node = makers[node.input[0]]
     return node.op_type == "Conv"

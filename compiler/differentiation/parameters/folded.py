@@ -23,7 +23,7 @@ from partc.compiler.differentiation.parameters.value_patterns import values_of
 # The exporter names a tensor after the PyTorch operation that makes it, and numbers equal names.
 _OPERATION = re.compile(r"^(.*?)(?:_\d+)?$")
 _STEP = re.compile(r"^val_\d+$")  # a step of an operation's own translation
-MOVING = frozenset(
+REARRANGING_OPERATIONS = frozenset(
     {
         *("t", "numpy_t", "transpose", "permute", "movedim", "swapaxes", "view", "_unsafe_view", "reshape"),
         *("flatten", "unflatten", "squeeze", "unsqueeze", "select", "slice", "narrow"),
@@ -64,7 +64,7 @@ def _is_rearranged(
         return True
     if len(parameters) > 1:
         return False
-    if {_operation(name) for name in (tensor.name, *others)} - {""} <= MOVING and not is_step:
+    if {_operation(name) for name in (tensor.name, *others)} - {""} <= REARRANGING_OPERATIONS and not is_step:
         return True
     return _operation(tensor.name) == "embedding" and not values_of(tensor, folder).has_equal_rows
 

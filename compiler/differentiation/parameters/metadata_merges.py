@@ -77,14 +77,14 @@ def _owners(facts: ExporterFacts) -> dict[str, str]:
 
 
 def _operations(graph: onnx.GraphProto, facts: ExporterFacts) -> list[_Operation]:
-    found: dict[str, _Operation] = {}
+    operations: dict[str, _Operation] = {}
     for node in graph.node:
         if text := operation_of(node):
-            if text not in found:
+            if text not in operations:
                 read = tuple(facts.targets.get(name, "") for name in tensors_read(node))
-                found[text] = _Operation(_kind(text), read)
-            found[text].nodes.append(node)
-    return [operation for operation in found.values() if any(operation.parameters)]
+                operations[text] = _Operation(_kind(text), read)
+            operations[text].nodes.append(node)
+    return [operation for operation in operations.values() if any(operation.parameters)]
 
 
 def _kind(text: str) -> str:
@@ -101,17 +101,17 @@ def _stand_ins(
     reads = operation.reads(owners)
     foreign = [name for name, owner in reads.items() if owner not in operation.parameters]
     left = [p for p in dict.fromkeys(operation.parameters) if p in missing]
-    found: dict[str, str] = {}
+    stand_ins: dict[str, str] = {}
     for name in foreign:
         at = {place for kind, owner, place in places if kind == operation.kind and owner == reads[name]}
         candidates = {operation.parameters[place] for place in at if place < len(operation.parameters)}
         if len(at) == 1 and candidates <= set(left):
-            found[name] = candidates.pop()
-    rest = [name for name in foreign if name not in found]
-    others = [parameter for parameter in left if parameter not in found.values()]
+            stand_ins[name] = candidates.pop()
+    rest = [name for name in foreign if name not in stand_ins]
+    others = [parameter for parameter in left if parameter not in stand_ins.values()]
     if len(rest) == len(others) == 1:
-        found[rest[0]] = others[0]
-    return found if len(set(found.values())) == len(found) else {}
+        stand_ins[rest[0]] = others[0]
+    return stand_ins if len(set(stand_ins.values())) == len(stand_ins) else {}
 
 
 class _Store:

@@ -98,13 +98,13 @@ def _step_function(
     buffers = [name for name, _ in module.named_buffers()]
 
     def step(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = dict(zip(variables, arguments[inputs:], strict=True))
-        parameters = {name: given[name] for name in trained}
+        values = dict(zip(variables, arguments[inputs:], strict=True))
+        parameters = {name: values[name] for name in trained}
 
         def loss_of(
             parameters: Mapping[str, torch.Tensor],
         ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            renewed = {name: given[name].clone() for name in buffers}
+            renewed = {name: values[name].clone() for name in buffers}
 
             def model(*args: object, **options: object) -> Any:  # whatever the module returns
                 return functional_call(module, {**frozen, **parameters, **renewed}, args, options)
@@ -112,7 +112,7 @@ def _step_function(
             return loss(model, *arguments[:inputs]), renewed
 
         gradients, (value, renewed) = grad_and_value(loss_of, has_aux=True)(parameters)
-        slot_values = {name: {key: given[_slot(name, key)] for key in slots[name]} for name in trained}
+        slot_values = {name: {key: values[_slot(name, key)] for key in slots[name]} for name in trained}
         after, slot_values = _run_update(optimizer, trained, parameters, gradients, slot_values)
         following = after | renewed | {_slot(p, k): v for p, s in slot_values.items() for k, v in s.items()}
         return (value, *(following[name] for name in variables))

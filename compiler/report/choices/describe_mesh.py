@@ -102,10 +102,10 @@ def _replicas(compilation: Compilation) -> str:
     plan = compilation.plan
     workers = sum(rank.replica is not None for rank in plan.ranks)
     each = plural(workers // plan.replicas, "worker")
-    told = f"{plural(plan.replicas, 'replica')} of {each}"
+    sentence = f"{plural(plan.replicas, 'replica')} of {each}"
     if compilation.strategy.variables and plan.replicas == workers and _columns_by_replicas(compilation):
-        return f"{told}: they divide the samples of some operators, and the columns of others."
-    return f"{told}: samples are divided among replicas alone."
+        return f"{sentence}: they divide the samples of some operators, and the columns of others."
+    return f"{sentence}: samples are divided among replicas alone."
 
 
 def _columns_by_replicas(compilation: Compilation) -> bool:
@@ -133,10 +133,12 @@ def _operators(compilation: Compilation) -> str:
         if isinstance(run, Run):
             of_site[run.site] = of_site.get(run.site, 0) + run.flops
     computed = operations(max(of_site.values(), default=0))
-    asked = len(compilation.strategy.ops)
-    entries = f"{count(asked)} entries for ops" if asked > 1 else "entry for an op"
-    told = f"the strategy’s {entries}, and else " if asked else ""
-    return f"A worker computes {computed} a step. What an op splits follows from {told}what its operands are."
+    entry_count = len(compilation.strategy.ops)
+    entries = f"{count(entry_count)} entries for ops" if entry_count > 1 else "entry for an op"
+    source = f"the strategy’s {entries}, and else " if entry_count else ""
+    return (
+        f"A worker computes {computed} a step. What an op splits follows from {source}what its operands are."
+    )
 
 
 def _parted(compilation: Compilation, meshes: Meshes) -> tuple[PartedVariables, ...]:
@@ -151,7 +153,7 @@ def _parted(compilation: Compilation, meshes: Meshes) -> tuple[PartedVariables, 
             split = join_words([_split(mesh, axis, split) for axis, split in layout.splits()])
             part = local_shape(shape, boxes[state.variable])
             alike.setdefault((_times(shape), split, _times(part)), []).append(state.variable)
-    return tuple(PartedVariables(tuple(names), *told) for told, names in alike.items())
+    return tuple(PartedVariables(tuple(names), *description) for description, names in alike.items())
 
 
 def _times(shape: Iterable[int]) -> str:

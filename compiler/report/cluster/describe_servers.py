@@ -116,11 +116,13 @@ def describe_copies(plan: Plan) -> str:
     copies = [[piece for piece in worker.held if piece.box is None] for worker in workers]
     sizes = [sum(held_bytes(piece, variables[piece.variable]) for piece in pieces) for pieces in copies]
     numbers = [len(pieces) for pieces in copies]
-    told = "No worker keeps a copy of a variable"
+    sentence = "No worker keeps a copy of a variable"
     if min(numbers) < max(numbers) or min(sizes) < max(sizes):
-        told = f"Workers keep copies of {_range(numbers, count)} variables, {_range(sizes, size)} together"
+        sentence = (
+            f"Workers keep copies of {_range(numbers, count)} variables, {_range(sizes, size)} together"
+        )
     elif numbers[0]:
-        told = (
+        sentence = (
             f"Every worker keeps its own copy of {plural(numbers[0], 'variable')}, {size(sizes[0])} together"
         )
     held = workers[0].held
@@ -128,8 +130,8 @@ def describe_copies(plan: Plan) -> str:
     if parts:
         others = plural(len(parts), "other")
         part_bytes = sum(held_bytes(piece, variables[piece.variable]) for piece in parts)
-        told += f", and a part of {others}, {size(part_bytes)} together on rank {workers[0].rank}"
-    return f"{told}."
+        sentence += f", and a part of {others}, {size(part_bytes)} together on rank {workers[0].rank}"
+    return f"{sentence}."
 
 
 def _range(numbers: Sequence[int], tell: Callable[[int], str]) -> str:

@@ -7,7 +7,7 @@ import onnx
 from markupsafe import Markup
 
 from partc.compiler.report.device_colours import colour_devices
-from partc.compiler.report.operators.encode_columns import shortened
+from partc.compiler.report.operators.columns import number_names, shortened
 from partc.compiler.report.operators.find_subjects import SubjectFinder
 from partc.compiler.report.operators.group_columns import (
     drawing_columns,
@@ -17,7 +17,6 @@ from partc.compiler.report.operators.group_columns import (
 )
 from partc.compiler.report.operators.group_nodes import group_nodes
 from partc.compiler.report.operators.node_columns import NANOSECONDS, node_columns
-from partc.compiler.report.operators.number_names import number_names
 from partc.compiler.report.operators.price_alternatives import Alternatives, price_alternatives
 from partc.compiler.report.operators.tell_ranks import tell_ranks
 from partc.compiler.report.operators.trace_nodes import trace_nodes
@@ -87,8 +86,8 @@ def graph_columns(source: ReportSource, alternatives: Alternatives) -> dict[str,
 def _colours(plan: Plan) -> dict[str, list[str]]:
     """Return the colour of every rank that works on a replica, and that of text on it; none for servers."""
     colours = iter(colour_devices([rank.host for rank in plan.ranks if rank.replica is not None]))
-    found = [next(colours) if rank.replica is not None else None for rank in plan.ranks]
+    of_rank = [next(colours) if rank.replica is not None else None for rank in plan.ranks]
     return {
-        "fill": ["" if colour is None else colour.fill for colour in found],
-        "ink": ["" if colour is None else colour.ink for colour in found],
+        "fill": ["" if colour is None else colour.fill for colour in of_rank],
+        "ink": ["" if colour is None else colour.ink for colour in of_rank],
     }

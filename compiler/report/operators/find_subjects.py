@@ -46,8 +46,8 @@ class SubjectFinder:
         """Return the names, each once."""
         key = start.label, start.reads
         if key not in self._known:
-            found = LABEL.fullmatch(start.label)
-            first = [found["value"]] if found is not None else []
+            label = LABEL.fullmatch(start.label)
+            first = [label["value"]] if label is not None else []
             inside = [MOMENT.sub("", v) for read in start.reads for v in self._in_buffer.get(read, ())]
             nodes = [self._sent[value] for value in dict.fromkeys((*first, *inside)) if value in self._sent]
             self._known[key] = tuple(dict.fromkeys(name for node in nodes for name in self._subjects(node)))

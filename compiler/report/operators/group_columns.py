@@ -9,12 +9,11 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.report.choices.describe_variables import priced_as_kept
 from partc.compiler.report.describe_program import SegmentRow
 from partc.compiler.report.methods import NAMES
+from partc.compiler.report.operators.columns import Names, flattened
 from partc.compiler.report.operators.describe_split import say_dimension
 from partc.compiler.report.operators.draw_graph import Drawing, draw_graph
-from partc.compiler.report.operators.encode_columns import flattened
 from partc.compiler.report.operators.group_nodes import NodeGroup, NodeGroups
 from partc.compiler.report.operators.node_columns import NANOSECONDS, NOWHERE
-from partc.compiler.report.operators.number_names import Names
 from partc.compiler.report.operators.price_alternatives import Alternative, Alternatives
 from partc.compiler.report.operators.trace_nodes import PlanTrace
 from partc.compiler.report.packed_json import Interned
@@ -27,10 +26,10 @@ Considered = tuple[tuple[str, int, float, float, float, bool], ...]
 
 def group_columns(groups: NodeGroups, names: Names, alternatives: Alternatives) -> dict[str, object]:
     """Return for each group its operator, its layer, what it may split, and what else it could be."""
-    told = Interned[Considered]()
+    interned = Interned[Considered]()
     each = alternatives.of_groups or ((),) * len(groups.groups)
     considered = [
-        told(_considered(group, each[place] if group.operator is not None else ()))
+        interned(_considered(group, each[place] if group.operator is not None else ()))
         for place, group in enumerate(groups.groups)
     ]
     return {
@@ -38,7 +37,7 @@ def group_columns(groups: NodeGroups, names: Names, alternatives: Alternatives) 
         "layer": [group.layer for group in groups.groups],
         "dimensions": [_dimensions(group) for group in groups.groups],
         "considered": considered,
-        "alternatives": told.items,
+        "alternatives": interned.items,
         "whyNone": alternatives.why_none,
     }
 

@@ -18,9 +18,9 @@ from itertools import pairwise
 import onnx_graphsurgeon as gs
 
 from partc.compiler.compilation import Compilation
-from partc.passes.search.find_groups import OperatorGroup, find_groups
-from partc.passes.search.forward_nodes import forward_nodes
-from partc.passes.search.grouped_step import GroupedStep, group_step
+from partc.passes.search.operators.find_groups import OperatorGroup, find_groups
+from partc.passes.search.operators.forward_nodes import forward_nodes
+from partc.passes.search.operators.grouped_step import GroupedStep, group_step
 
 MOST_LAYERS = 40
 ALIKE = 0.8  # of operators, that blocks repeat
@@ -105,20 +105,22 @@ def group_nodes(compilation: Compilation) -> NodeGroups:
 
 def _numbers(step: GroupedStep) -> dict[str, int]:
     """Return node -> its group's number: of sums of gradients and updates, where the parameter is kept."""
-    found = {n.name: g for g, group in enumerate(step.groups) for way in group.nodes.values() for n in way}
+    number_of = {
+        n.name: g for g, group in enumerate(step.groups) for way in group.nodes.values() for n in way
+    }
     made_by = {t.name: node for node in step.analysis.training.graph.nodes for t in node.outputs}
     for parameter, nodes in step.updates.items():
         home = step.homes.get(parameter, 0)
         for node in nodes:
-            found.setdefault(node.name, home)
+            number_of.setdefault(node.name, home)
         gradient = step.analysis.training.gradients[parameter]
         waiting = [tensor for tensor in (gradient.dense, gradient.rows, gradient.ids) if tensor is not None]
         while waiting:  # sums of terms
             node = made_by.get(waiting.pop())
-            if node is not None and node.name not in found:
-                found[node.name] = home
+            if node is not None and node.name not in number_of:
+                number_of[node.name] = home
                 waiting += [tensor.name for tensor in node.inputs]
-    return found
+    return number_of
 
 
 def _way(node: gs.Node, forward: set[str], main: frozenset[str]) -> Way:
@@ -132,7 +134,7 @@ def _find_forward(
 ) -> dict[str, str]:
     """Return for a group's nodes of the way back what they are the gradient of: the last that fits."""
     last: dict[str, str] = {}  # tensor -> the node of the way forward that makes it, or reads it last
-    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
     came_of: dict[str, str] = {}  # tensor of the way back -> what it belongs to
     order = {node.name: place for place, node in enumerate(nodes)}
     for node in nodes:
@@ -146,9 +148,9 @@ def _find_forward(
         before = [came_of[tensor.name] for tensor in node.inputs if tensor.name in came_of]
         candidates = ends or reads or before
         if candidates:
-            found[node.name] = owner = max(candidates, key=order.__getitem__)
+            owners[node.name] = owner = max(candidates, key=order.__getitem__)
             came_of.update((tensor.name, owner) for tensor in node.outputs)
-    return found
+    return owners
 
 
 # ---------------------------------------------------------------- layers

@@ -1,18 +1,28 @@
-"""The columns of nodes: where each runs, how it is divided, what it takes."""
+"""The columns of nodes: where each runs, how it is divided, what it takes.
 
-from collections.abc import Collection, Mapping, Sequence
+Along the axis of replicas, some nodes divide samples, and others another dimension of theirs:
+
+    x (samples) ── Conv ──> samples ── ... ── Gemm, out:1 along data ──> columns ── Relu ──> columns
+
+Who divides samples there has its variables whole. So what reads a part of a variable divides something else,
+and so does what reads a tensor in parts that such a node makes or reads.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import onnx_graphsurgeon as gs
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_program import op_in_words
+from partc.compiler.report.operators.columns import Names, flattened
 from partc.compiler.report.operators.describe_split import DividedNode, SplitDescriber
-from partc.compiler.report.operators.divide_samples import nodes_without_samples
-from partc.compiler.report.operators.encode_columns import flattened
 from partc.compiler.report.operators.group_nodes import NodeGroups
-from partc.compiler.report.operators.number_names import Names
 from partc.compiler.report.operators.trace_nodes import NodeTrace, PlanTrace
 from partc.compiler.report.packed_json import Interned
 from partc.compiler.report.units import count
 from partc.passes.graph.facts import UNKNOWN
+from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.layouts import REPLICAS, Split
 
 NANOSECONDS = 1e9
 FOLDED = "worked out when compiling: no device computes it"
@@ -108,3 +118,28 @@ def runs_of(numbers: Sequence[int]) -> list[int]:
         runs += [numbers[at], step, stop - at]
         at = stop
     return runs
+
+
+def nodes_without_samples(
+    nodes: Iterable[gs.Node], decisions: Mapping[str, Decision], variables: Collection[str]
+) -> frozenset[str]:
+    """Return the names of the nodes, in an order in which they can run, that divide no samples there."""
+    names: set[str] = set()
+    others: set[tuple[str, Split]] = set()  # tensors and how they are split, where that is of no samples
+    for node in nodes:
+        decision = decisions.get(node.name)
+        if decision is None or not decision.axes:
+            continue
+        along = decision.axes[REPLICAS]
+        read, made = (
+            {
+                (tensor.name, place)
+                for tensor, place in zip(tensors, places, strict=False)
+                if type(place) is Split
+            }
+            for tensors, places in ((node.inputs, along.inputs), (node.outputs, along.outputs))
+        )
+        if any(name in variables or (name, place) in others for name, place in read):
+            names.add(node.name)
+            others |= read | made
+    return frozenset(names)

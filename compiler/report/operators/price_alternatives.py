@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.units import count
-from partc.compiler.search.own_space import OwnSpace
+from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.task_graphs.block_costs import BlockCosts
 from partc.passes.layouts.strategy_meshes import BATCH
-from partc.passes.search.operator_space import OperatorConfig, SplitDegrees
-from partc.passes.search.read_configs import read_grids
+from partc.passes.search.operators.operator_space import OperatorConfig, SplitDegrees
+from partc.passes.search.operators.read_configs import read_grids
 from partc.runtime.errors import UnsupportedModel
 
 MOST_NODES = 4000  # of larger steps, and on more workers, pricing takes longer than a reader waits for
@@ -111,10 +111,10 @@ def _priced(
 ) -> tuple[Alternative, ...]:
     own = pricer.price(group, taken)
     others = (pricer.price(group, c) for c in candidates if _plain(c.split) != _plain(taken.split))
-    found = [other for other in others if other is not None]
+    alternatives = [other for other in others if other is not None]
     if own is not None:
-        found.insert(0, replace(own, taken=True))
-    return tuple(sorted(found, key=lambda each: each.computing_s + each.updating_s))
+        alternatives.insert(0, replace(own, taken=True))
+    return tuple(sorted(alternatives, key=lambda each: each.computing_s + each.updating_s))
 
 
 def _plain(split: SplitDegrees) -> SplitDegrees:

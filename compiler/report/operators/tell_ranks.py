@@ -7,9 +7,8 @@ from math import prod
 import numpy as np
 
 from partc.compiler.report.describe_messages import Words
-from partc.compiler.report.operators.encode_columns import flattened
+from partc.compiler.report.operators.columns import Names, flattened
 from partc.compiler.report.operators.find_subjects import SubjectFinder
-from partc.compiler.report.operators.number_names import Names
 from partc.compiler.report.packed_json import Interned
 from partc.runtime.plan.boxes import describe_box, is_empty, local_shape
 from partc.runtime.plan.program import Plan, Run, Start, Store, Wait
@@ -38,7 +37,7 @@ def tell_ranks(
     """Return the columns. `segments`: path -> its number; `words`: of instructions, by their places."""
     numbers = names.any
     sites, groups = Interned[str](), Interned[str]()
-    told = Interned[tuple[str, tuple[int, ...]]]()
+    phrases = Interned[tuple[str, tuple[int, ...]]]()
     rows: list[tuple[int, int, int, int, int]] = []  # kind, site or group, segment or message, bytes, tag
     for place, instruction in enumerate(plan.instructions):
         match instruction:
@@ -46,8 +45,8 @@ def tell_ranks(
                 rows.append((RUN, sites(instruction.site), segments[instruction.segment], 0, 0))
             case Start():
                 about = tuple(numbers[name] for name in subjects.find(instruction) if name in numbers)
-                said, nbytes = told((words[place].what, about)), instruction.payload_bytes
-                rows.append((START, groups(instruction.group), said, nbytes, instruction.tag_id))
+                text, nbytes = phrases((words[place].what, about)), instruction.payload_bytes
+                rows.append((START, groups(instruction.group), text, nbytes, instruction.tag_id))
             case Wait():
                 site = EVERYWHERE if instruction.site is None else sites(instruction.site)
                 rows.append((WAIT, site, 0, 0, instruction.tag_id))
@@ -60,8 +59,8 @@ def tell_ranks(
         _describe_ranks(plan, names, sites, groups),
         {**columns, "sites": sites.items, "groups": [plan.groups.get(name, ()) for name in groups.items]},
         {
-            "words": [said for said, _ in told.items],
-            "about": flattened([about for _, about in told.items]),
+            "words": [text for text, _ in phrases.items],
+            "about": flattened([about for _, about in phrases.items]),
         },
     )
 
@@ -73,20 +72,20 @@ def _describe_ranks(
     memberships, boxes = Interned[tuple[int, ...]](), Interned[str]()
     holdings = Interned[tuple[tuple[int, int, int], ...]]()
     shapes = {variable.name: variable for variable in plan.variables}
-    told: dict[tuple[str, Box | None], tuple[int, int]] = {}
+    shape_and_size: dict[tuple[str, Box | None], tuple[int, int]] = {}
     columns: dict[str, list[object]] = {"host": [], "device": [], "sites": [], "groups": [], "holds": []}
     known = groups.items
     for rank in plan.ranks:
         held: list[tuple[int, int, int]] = []
         for piece in rank.held:
             key = piece.variable, piece.box
-            if key not in told:
+            if key not in shape_and_size:
                 variable = shapes[piece.variable]
                 elements = prod(local_shape(variable.shape, piece.box))
                 part = "" if piece.box is None else describe_box(piece.box)
-                told[key] = boxes(part), elements * np.dtype(variable.dtype).itemsize
+                shape_and_size[key] = boxes(part), elements * np.dtype(variable.dtype).itemsize
             if not is_empty(piece.box):
-                held.append((names.others[piece.variable], *told[key]))
+                held.append((names.others[piece.variable], *shape_and_size[key]))
         columns["host"].append(hosts(rank.host))
         columns["device"].append(rank.device)
         columns["sites"].append(places(tuple(sites(site) for site in rank.sites)))

@@ -70,7 +70,7 @@ def trace_nodes(compilation: Compilation, cluster: Cluster, folder: Path) -> Pla
     graph = compilation.training.graph
     helped = find_helped(lowered, {t.name: node.name for node in graph.nodes for t in node.outputs})
     alone_s = _alone_seconds(compilation, cluster)
-    found: dict[str, dict[Site, _Sum]] = {}
+    sums: dict[str, dict[Site, _Sum]] = {}
     by_name = {node.name: node for node in lowered.nodes}
     for place, times in runs.items():
         site, path = place
@@ -81,7 +81,7 @@ def trace_nodes(compilation: Compilation, cluster: Cluster, folder: Path) -> Pla
             if owner is None:
                 continue
             share = alone_s.get(name, 0.0) / total_s if total_s else 1 / len(own)
-            entry = found.setdefault(owner, {}).setdefault(site, _Sum({}, set()))
+            entry = sums.setdefault(owner, {}).setdefault(site, _Sum({}, set()))
             entry.segments[path] = None
             entry.seconds += share * seconds[place]
             if name in lowered.original:
@@ -89,7 +89,7 @@ def trace_nodes(compilation: Compilation, cluster: Cluster, folder: Path) -> Pla
             else:
                 entry.helpers.add(name)
     order = {path: number for number, path in enumerate(members)}
-    nodes = {node.name: _summed(found.get(node.name, {}), order) for node in graph.nodes}
+    nodes = {node.name: _summed(sums.get(node.name, {}), order) for node in graph.nodes}
     owners = {path: _owners(names, lowered.original, helped) for path, names in members.items()}
     return PlanTrace(nodes, owners, seconds, runs, helped)
 
@@ -115,20 +115,20 @@ def _summed(by_site: Mapping[Site, _Sum], order: Mapping[str, int]) -> NodeTrace
     if not by_site:
         return NodeTrace()
     each = by_site.values()
-    paths = {path for found in each for path in found.segments}
+    paths = {path for part in each for path in part.segments}
     return NodeTrace(
         tuple(by_site),
         tuple(sorted(paths, key=order.__getitem__)),
-        max(found.seconds for found in each),
-        max(found.read_bytes for found in each),
-        max(found.written_bytes for found in each),
-        max(len(found.helpers) for found in each),
+        max(part.seconds for part in each),
+        max(part.read_bytes for part in each),
+        max(part.written_bytes for part in each),
+        max(len(part.helpers) for part in each),
     )
 
 
 def _owners(names: Iterable[str], original: Mapping[str, str], helped: Mapping[str, str]) -> tuple[str, ...]:
-    found = (original.get(name) or helped.get(name) for name in names)
-    return tuple(dict.fromkeys(name for name in found if name is not None))
+    owners = (original.get(name) or helped.get(name) for name in names)
+    return tuple(dict.fromkeys(name for name in owners if name is not None))
 
 
 def _node_names(path: Path) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ def _segment_seconds(compilation: Compilation, runs: Mapping[Place, int]) -> dic
         run = plan.instructions[bars.instruction]
         if isinstance(run, Run):
             each_s[run.site, run.segment][bars.ranks] += bars.stop_s - bars.start_s
-    return {place: float(found.max()) for place, found in each_s.items()}
+    return {place: float(seconds.max()) for place, seconds in each_s.items()}
 
 
 def _alone_seconds(compilation: Compilation, cluster: Cluster) -> dict[str, float]:
@@ -152,7 +152,7 @@ def _alone_seconds(compilation: Compilation, cluster: Cluster) -> dict[str, floa
     functions = {f.name: f for f in (sum_rows_function(training.opset), *training.functions)}
     counter = WorkCounter(lowered, functions | lowered.functions, len(cluster.hosts))
     rank_of = _rank_of_sites(compilation.plan)
-    found: dict[str, float] = {}
+    seconds_of: dict[str, float] = {}
     for node in lowered.nodes:
         if is_communication(node):
             counter.pass_on([node])
@@ -160,16 +160,16 @@ def _alone_seconds(compilation: Compilation, cluster: Cluster) -> dict[str, floa
         rank = rank_of.get(lowered.site_of[node.name])
         work = counter.count([node], {tensor.name for tensor in node.outputs})
         if rank is not None:
-            found[node.name] = work_s(work, rank, cluster, compilation.options.times)
-    return found
+            seconds_of[node.name] = work_s(work, rank, cluster, compilation.options.times)
+    return seconds_of
 
 
 def _rank_of_sites(plan: Plan) -> dict[Site, Rank]:
-    found: dict[Site, Rank] = {}
+    ranks: dict[Site, Rank] = {}
     for rank in plan.ranks:
         for site in rank.sites:
-            found.setdefault(site, rank)
-    return found
+            ranks.setdefault(site, rank)
+    return ranks
 
 
 def find_helped(lowered: LoweredGraph, made_by: Mapping[str, str]) -> dict[str, str]:
@@ -179,7 +179,7 @@ def find_helped(lowered: LoweredGraph, made_by: Mapping[str, str]) -> dict[str, 
     training graph -> the node that makes it.
     """
     owner_of: dict[str, str] = {}  # value -> the node whose copy, or helper, reads it first
-    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for node in reversed(lowered.nodes):
         owner = lowered.original.get(node.name)
         if owner is None:
@@ -189,6 +189,6 @@ def find_helped(lowered: LoweredGraph, made_by: Mapping[str, str]) -> dict[str, 
             owner = next(chain(makers, readers), None)
             if owner is None:
                 continue
-            found[node.name] = owner
+            owners[node.name] = owner
         owner_of.update((tensor.name, owner) for tensor in node.inputs if tensor.name)
-    return found
+    return owners

@@ -48,8 +48,8 @@ def list_longest(timeline: Timeline, words: WordsOf) -> tuple[LongEvent, ...]:
     """Return the longest events; of those in the same words, micro-batches aside, the longest alone."""
     bars_by_words: dict[Words, list[Bars]] = {}
     for bars in timeline.bars:
-        told = words[bars.instruction]
-        alike = replace(told, what=told.what.partition(MICROBATCH)[0])
+        instruction_words = words[bars.instruction]
+        alike = replace(instruction_words, what=instruction_words.what.partition(MICROBATCH)[0])
         bars_by_words.setdefault(alike, []).append(bars)
     longest = [(max(map(_longest_of, same), key=_length_s), same) for same in bars_by_words.values()]
     longest.sort(key=lambda group: (-_length_s(group[0]), group[0].start_s, group[0].instruction))
@@ -66,13 +66,13 @@ def _length_s(event: BarEvent) -> float:
 
 
 def _describe(event: BarEvent, same: list[Bars], words: WordsOf) -> LongEvent:
-    told = words[event.instruction]
-    what, microbatch, _ = told.what.partition(MICROBATCH)
+    instruction_words = words[event.instruction]
+    what, microbatch, _ = instruction_words.what.partition(MICROBATCH)
     if microbatch and len({words[bars.instruction].what for bars in same}) == 1:
-        what = told.what
+        what = instruction_words.what
     return LongEvent(
-        kind=told.kind,
-        what=what if told.kind == "compute" else f"{what} ({told.short})",
+        kind=instruction_words.kind,
+        what=what if instruction_words.kind == "compute" else f"{what} ({instruction_words.short})",
         where=plural(len(np.unique(np.concatenate([bars.ranks for bars in same]))), "rank"),
         start=seconds(event.start_s),
         length=seconds(_length_s(event)),

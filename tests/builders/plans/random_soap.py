@@ -21,7 +21,7 @@ from partc.passes.layouts.meshes import Mesh
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.rules.sharding_rules import node_facts
-from partc.passes.search.find_groups import find_groups
+from partc.passes.search.operators.find_groups import find_groups
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.builders.plans.random_meshes import dimensions_of, random_home, random_split
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from partc.cost.cluster.cluster import CLUSTER_FORMAT
 from partc.cost.strategy import MESH_STRATEGY_FORMAT
-from partc.passes.search.find_groups import OperatorGroup
+from partc.passes.search.operators.find_groups import OperatorGroup
 
 WORDS = ("data", "tensor", "fsdp", "spatial", "pipeline", "replicas", "microbatches")
 MODES = ("auto", "hybrid", "allreduce", "ps", "one-weird-trick", "layerwise")

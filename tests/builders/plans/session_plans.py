@@ -14,7 +14,7 @@ from partc.compiler.options import Options
 from partc.compiler.pipeline import compile_graph
 from partc.compiler.verification.reference import make_reference
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.runtime.asynchronous.session import plan_of_data
+from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.plan.check_program import check_program
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from partc.compiler.commands.cli import COMMANDS
-from partc.compiler.commands.results.failure import Failure
 from partc.compiler.commands.results.machines import (
     ClusterWritten,
     Diagnosis,
@@ -29,7 +28,7 @@ from partc.compiler.commands.results.plans import (
     StrategyFound,
     Verified,
 )
-from partc.compiler.commands.results.schemas import RESULTS
+from partc.compiler.commands.results.schemas import RESULTS, Failure
 from partc.compiler.commands.results.trainings import CheckpointList, Exported, Trained
 from partc.compiler.verification.ranks import launch_in_process
 from partc.compiler.verification.verify import verify

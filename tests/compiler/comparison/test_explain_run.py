@@ -11,8 +11,8 @@ import pytest
 
 from partc.compiler import api
 from partc.compiler.comparison.explain_run import ExplainedRun, explain_run, steps_in_sequence
-from partc.compiler.comparison.measured_timeline import measured_timeline, typical_step
 from partc.compiler.comparison.name_cause import name_cause
+from partc.compiler.output.write_measured import measured_timeline, typical_step
 from partc.compiler.report.describe_measured import with_measured
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_cluster
 from partc.cost.cluster.vary_cluster import with_link_rates, with_threads

@@ -12,8 +12,8 @@ import pytest
 from partc.compiler.api import kernels_of, search
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchOptions
-from partc.compiler.search.own_space import OwnSpace
-from partc.compiler.search.walk_tasks import State, random_state
+from partc.compiler.search.operators.own_space import OwnSpace
+from partc.compiler.search.operators.walk_tasks import State, random_state
 from partc.compiler.search.whole_steps import WholeSteps
 from partc.cost.simulation.measured_kernels import KernelTimes
 from partc.passes.scheduling.kernels import Operand, parse_kernel

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from partc.compiler.machines import make_cluster as module
-from partc.compiler.machines.check_devices import unusable_gpus
 from partc.compiler.machines.make_cluster import Wishes, make_cluster
-from partc.compiler.machines.this_machine import Hardware, look_at_this_machine
+from partc.compiler.machines.this_machine import Hardware, look_at_this_machine, unusable_gpus
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_cluster
 from partc.cost.cluster.detect_gpus import Gpu
 from partc.runtime.engines.allotted_nodes import HOST_FILES

@@ -7,7 +7,7 @@ import pytest
 from partc.compiler.planning.asynchronous import _check_updates, _settle_stores, strategy_of_sessions
 from partc.cost.cluster.cluster import view_of_session
 from partc.cost.strategy import STRATEGY_FORMAT, Strategy
-from partc.runtime.asynchronous.session import own_ranks, servers_of
+from partc.runtime.asynchronous.sessions.session import own_ranks, servers_of
 from partc.runtime.errors import BadUsage, UnsupportedModel
 from partc.runtime.plan.boxes import is_empty
 from partc.runtime.plan.program import Run, Start, Store, Wait

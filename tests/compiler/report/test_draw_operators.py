@@ -12,7 +12,7 @@ from partc.compiler.report.device_colours import colour_devices
 from partc.compiler.report.draw_operators import WIDTH, Area, OperatorPicture, draw_grid, draw_operators
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.models.catalogue import build_model
-from partc.passes.search.read_configs import OperatorGrid
+from partc.passes.search.operators.read_configs import OperatorGrid
 from tests.builders.plans.compiled_reports import TextReader, plain
 from tests.builders.plans.compiled_steps import Compiled, compile_step
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partc.compiler.report.operators.encode_columns import shortened
+from partc.compiler.report.operators.columns import shortened
 from partc.compiler.report.packed_json import GAP, packed, script_json, unpacked
 from partc.compiler.report.page import TEMPLATES
 from tests.checks.browser import Browser

@@ -19,8 +19,8 @@ from partc.compiler.differentiation.updates.optimizers import Adam
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchMethod, SearchOptions
 from partc.compiler.search import search_strategies
+from partc.compiler.search.operators.walk_tasks import TaskWalk
 from partc.compiler.search.search_strategies import SearchResult
-from partc.compiler.search.walk_tasks import TaskWalk
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.cluster.cluster import encode_cluster

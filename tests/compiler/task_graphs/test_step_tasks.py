@@ -11,14 +11,19 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
-from partc.compiler.search.own_space import make_tasks, strategy_of
-from partc.compiler.search.walk_tasks import random_state
+from partc.compiler.search.operators.own_space import make_tasks, strategy_of
+from partc.compiler.search.operators.walk_tasks import random_state
 from partc.compiler.search.whole_steps import WholeSteps
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.cost.cluster.cluster import Cluster
 from partc.models.catalogue import build_model
-from partc.passes.search.find_groups import OperatorGroup, find_groups
-from partc.passes.search.operator_space import OperatorConfig, OperatorSpace, data_parallel_config, kinds_of
+from partc.passes.search.operators.find_groups import OperatorGroup, find_groups
+from partc.passes.search.operators.operator_space import (
+    OperatorConfig,
+    OperatorSpace,
+    data_parallel_config,
+    kinds_of,
+)
 from tests.builders.graphs.attention_block import attention_step
 from tests.builders.plans.compiled_steps import cluster_of
 

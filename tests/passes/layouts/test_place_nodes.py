@@ -12,7 +12,7 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.models.catalogue import build_model
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.place_nodes import crossing, place_nodes
-from partc.passes.search.forward_nodes import forward_nodes
+from partc.passes.search.operators.forward_nodes import forward_nodes
 from tests.builders.graphs.attention_block import attention_step
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.graphs.random_steps import random_step

@@ -21,7 +21,7 @@ from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.decide_layouts import AxisDecision, split_on
 from partc.passes.layouts.layouts import Partial, Placement, Split
-from partc.passes.lowering.local_bounds import local_bounds
+from partc.passes.lowering.lower_node import local_bounds
 from partc.passes.rules.sharding_rule import Dims, ShardingRule
 from partc.passes.rules.sharding_rules import RULES, NodeFacts, node_facts
 from tests.builders.graphs.foreign_steps import parse

@@ -9,7 +9,9 @@ import pytest
 
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.scheduling.order_by_time import simulate_items
+from partc.passes.layouts.meshes import Mesh, Meshes
+from partc.passes.lowering.lowered_graph import COMMUNICATION_DOMAIN, LoweredGraph, is_communication
+from partc.passes.scheduling.order_by_time import lead_first, simulate_items
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from partc.runtime.plan.program import Run, Start
 from tests.builders.plans.compiled_steps import (
@@ -113,3 +115,53 @@ def test_two_layers_of_a_recurrence_work_at_the_same_time(tmp_path: Path, recurr
     first, second = runs[0], next(site for site in runs if site != runs[0])
     assert runs.index(second) < max(place for place, site in enumerate(runs) if site == first) - 1, runs
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+def node(op: str, output: str, *inputs: str) -> gs.Node:
+    domain = COMMUNICATION_DOMAIN if op in ("Exchange", "AllReduce") else None
+    return gs.Node(op, output, {}, [gs.Variable(n) for n in inputs], [gs.Variable(output)], domain=domain)
+
+
+def graph(*nodes: gs.Node) -> tuple[LoweredGraph, dict[str, int]]:
+    lowered = LoweredGraph(Meshes((Mesh("a", (("data", 2),)),)), list(nodes))
+    return lowered, {n.name: place for place, n in enumerate(nodes) if not is_communication(n)}
+
+
+BACK = (
+    node("Transpose", "turned", "W"),
+    node("MatMul", "dW", "x", "dy"),
+    node("ReduceSum", "db", "dy"),
+    node("MatMul", "dx", "dy", "turned"),
+    node("Where", "masked", "mask", "dx"),
+)
+SUMS = (node("AllReduce", "dW.whole", "dW"), node("AllReduce", "db.whole", "db"))
+UPDATES = (node("Sub", "W_next", "W", "dW.whole"), node("Sub", "b_next", "b", "db.whole"))
+BELOW = (
+    node("Exchange", "sent", "masked"),
+    node("MatMul", "dV", "sent", "h"),
+    node("AllReduce", "dV.whole", "dV"),
+)
+
+
+def in_order(places: dict[str, int]) -> list[str]:
+    return sorted(places, key=lambda name: places[name])
+
+
+def test_gradients_of_weights_go_behind_what_is_sent_to_the_mesh_before() -> None:
+    lowered, position_of = graph(*BACK, *SUMS, *BELOW, *UPDATES)
+
+    assert in_order(lead_first(lowered, position_of))[:5] == ["turned", "dx", "masked", "dW", "db"]
+
+
+def test_nothing_changes_where_nobody_waits_for_the_message() -> None:
+    lowered, position_of = graph(*BACK, *SUMS, node("Exchange", "sent", "masked"), *UPDATES)
+
+    assert in_order(lead_first(lowered, position_of)) == list(position_of)
+
+
+def test_nothing_changes_where_all_that_is_read_leads_further() -> None:
+    """As where gradients are clipped by their norm: each sum is waited for."""
+    norm = (node("Add", "norm", "dW.whole", "db.whole"), node("AllReduce", "norm.whole", "norm"))
+    lowered, position_of = graph(*BACK, *SUMS, *norm, *BELOW)
+
+    assert in_order(lead_first(lowered, position_of)) == list(position_of)

@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 from partc.compiler.verification.verify import verify
-from partc.runtime.asynchronous.launcher import launch_sessions
-from partc.runtime.asynchronous.session import with_one_worker
-from partc.runtime.asynchronous.watch import Rules
+from partc.runtime.asynchronous.processes.launcher import launch_sessions
+from partc.runtime.asynchronous.processes.watch import Rules
+from partc.runtime.asynchronous.sessions.session import with_one_worker
 from partc.runtime.engines.machines import Machines
 from partc.runtime.errors import BadData, BadUsage, Diverged, RankFailed
 from partc.runtime.jobs.job import Progress

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from partc.runtime.asynchronous.in_process import SavedVariables, SessionsResult, train_sessions_in_process
-from partc.runtime.asynchronous.session import plan_of_data, with_one_worker
+from partc.runtime.asynchronous.sessions.session import plan_of_data, with_one_worker
 from partc.runtime.data.step_draws import draw_total
 from partc.runtime.plan.plan_folder import PlanFolder
 from tests.builders.plans.compiled_steps import Batch, import_text

@@ -16,8 +16,8 @@ from partc.compiler.differentiation.updates.optimizers import Adam
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.output.deploy import write_forward_model
 from partc.models.catalogue import build_model
-from partc.runtime.asynchronous.saving import pieces_of_servers
-from partc.runtime.asynchronous.session import plan_of_data, servers_of
+from partc.runtime.asynchronous.servers.saving import pieces_of_servers
+from partc.runtime.asynchronous.sessions.session import plan_of_data, servers_of
 from partc.runtime.checkpoints.manifest import TrainingPosition, folder_of
 from partc.runtime.checkpoints.resume import Begun, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from partc.compiler.report.operators.group_nodes import Way, group_nodes, name_layers
-from partc.passes.search.find_groups import OperatorGroup
+from partc.passes.search.operators.find_groups import OperatorGroup
 from tests.builders.plans.compiled_steps import compile_step, import_text
 from tests.compiler.report.operators.conftest import Page
 

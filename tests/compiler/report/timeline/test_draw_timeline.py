@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from partc.compiler.report.describe_measured import words_of_page
 from partc.compiler.report.describe_messages import Words
 from partc.compiler.report.describe_program import describe_segments, instruction_words
 from partc.compiler.report.timeline.bar_events import list_longest
 from partc.compiler.report.timeline.draw_timeline import UNITS, TimelinePicture, draw_timeline
-from partc.compiler.report.timeline.page_words import words_of_page
 from partc.cost.simulation.timeline import Bars, Timeline
 from tests.builders.plans.compiled_reports import Compiled
 

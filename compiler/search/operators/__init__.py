@@ -1,0 +1,1 @@
+"""Search among operators' own configurations."""

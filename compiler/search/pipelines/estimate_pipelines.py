@@ -1,0 +1,174 @@
+"""Estimate what a pipeline's step takes from what its nodes and messages take alone: no plan is made.
+
+step = 1F1B of M micro-batches at all stages (shared_weights.py) + the longest end of a stage
+
+each micro-batch   of a node, its flops and activations / (M x data x tensor), its weights / tensor;
+                   gradients are added to those before; over a cut go activations, along `tensor` what
+                   layouts ask for
+the end            sums of a stage's gradients among its replicas, and its updates, as one pass over memory
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+from partc.compiler.search.pipelines.step_pipelines import StepPipelines
+from partc.passes.configure import configure
+from partc.passes.distribute import lay_out
+from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.search.named.tensor_parallel import sent_along
+from partc.passes.search.operators.forward_nodes import find_variables_behind
+from partc.passes.search.stages.pipeline_space import Pipeline
+from partc.passes.search.stages.shared_weights import PipelineTraffic, SharedPipeline
+
+ADDITION_TRAFFIC = 3  # memory bytes per byte added
+SEGMENTS = 2  # of a micro-batch at a stage: forward and back
+
+Timed = tuple[int, bool, float]  # place in the line, is it on the way forward, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A node: its place in the line, what it computes, and the bytes of it that are weights' or samples'."""
+
+    place: int
+    is_ahead: bool
+    flops: int
+    weight_bytes: int
+    sample_bytes: int
+
+
+@dataclass(frozen=True)
+class PipelineEstimate:
+    """Estimates pipelines of one step. What was asked before is remembered.
+
+    laid_out  the number of parts of weights whose layouts stand for those of all numbers; 0: each has its own
+    """
+
+    pipelines: StepPipelines
+    laid_out: int = 0
+    _ways: dict[tuple[int, int, int], tuple[list[float], list[float]]] = field(default_factory=dict)
+    _sent: dict[tuple[int, int], tuple[Timed, ...]] = field(default_factory=dict)
+
+    def step_s(self, pipeline: Pipeline) -> float:
+        """Return about how long a step takes."""
+        line, prices, count = self.pipelines.line, self.pipelines.prices, pipeline.microbatches
+        both, ahead = map(list, self._times(pipeline))
+        borders = list(pairwise((0, *pipeline.starts, len(both))))
+        for begin, _ in borders:
+            both[begin] += SEGMENTS * prices.start_s
+            ahead[begin] += prices.start_s
+        sent, shares = prices.sent(pipeline.stages), self.pipelines.shares(pipeline.data)
+        times = [count * seconds for seconds in both], [count * seconds for seconds in ahead]
+        traffic = PipelineTraffic(sent, count, shares=shares)
+        turns = SharedPipeline(*times, line.nbytes, line.shared, pipeline.stages, traffic)
+        ends = (self._end_s(pipeline, stage, *border) for stage, border in enumerate(borders))
+        return turns.step_s(pipeline.starts) + max(ends)
+
+    def _times(self, pipeline: Pipeline) -> tuple[list[float], list[float]]:
+        """Return what each place takes of a micro-batch: forward and back, and forward alone."""
+        key = pipeline.data, pipeline.tensor, pipeline.microbatches
+        if key not in self._ways:
+            both, ahead = ([0.0] * len(self.pipelines.line.times) for _ in range(2))
+            for place, is_ahead, seconds in self._each(*key):
+                both[place] += seconds
+                ahead[place] += seconds if is_ahead else 0.0
+            self._ways[key] = both, ahead
+        return self._ways[key]
+
+    def _each(self, data: int, tensor: int, count: int) -> Iterator[Timed]:
+        """Yield what nodes, additions of gradients and messages along `tensor` take of a micro-batch."""
+        prices, parts = self.pipelines.prices, count * self.pipelines.shares(data)
+        for work in self._works:
+            nbytes = (work.sample_bytes // parts + work.weight_bytes) // tensor
+            yield work.place, work.is_ahead, prices.node_s(work.flops // parts // tensor, nbytes)
+        for place, nbytes in enumerate(self._gradient_bytes):
+            if count > 1 and nbytes:
+                yield place, False, prices.node_s(0, ADDITION_TRAFFIC * nbytes // tensor)
+        for place, is_ahead, sent in self._sent_along(data, tensor) if tensor > 1 else ():
+            yield place, is_ahead, prices.sum_s(sent / parts, range(tensor))
+
+    def _end_s(self, pipeline: Pipeline, stage: int, begin: int, end: int) -> float:
+        """Return what a stage does once its last micro-batch is through: sums among replicas, and updates."""
+        prices, tensor = self.pipelines.prices, pipeline.tensor
+        updated = sum(self._update_bytes[begin:end]) // tensor
+        update_s = prices.node_s(0, updated // pipeline.data if pipeline.shares else updated)
+        if pipeline.data == 1:
+            return update_s
+        size = pipeline.data * tensor
+        members = range(stage * size, (stage + 1) * size, tensor)
+        # Groups along `tensor` sum at once, over the same links.
+        sizes = self._gradient_bytes[begin:end]
+        if not pipeline.shares:
+            return update_s + prices.sum_s(sum(sizes), members)
+        # Replicas that share variables scatter the gradients of every micro-batch, and gather once: each when
+        # it is read.
+        scattered_s = pipeline.microbatches * sum(prices.scatter_s(size, members) for size in sizes if size)
+        return update_s + scattered_s + sum(prices.gather_s(size, members) for size in sizes if size)
+
+    @cached_property
+    def _works(self) -> Sequence[_Work]:
+        return tuple(self._count_work())
+
+    def _count_work(self) -> Iterator[_Work]:
+        """Yield the nodes of the main computation; what only moves a tensor costs nothing."""
+        analysis, line = self.pipelines.analysis, self.pipelines.line
+        facts, training = analysis.facts, analysis.training
+        main = [node for node in training.graph.nodes if node.name in analysis.main]
+        weights = {name for name, of in find_variables_behind(main, training.variables, facts).items() if of}
+        weights |= {g.dense for g in training.gradients.values() if g.dense is not None}
+        for node in main:
+            rule, sizes = rule_of(node, facts), [0, 0]
+            is_fixed = all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs)
+            if is_fixed or (rule is not None and rule.moves):
+                continue
+            for tensor in (*node.inputs, *node.outputs):
+                is_table = rule is not None and rule.indexed and tensor.name in weights
+                if tensor.name and not is_table:
+                    sizes[tensor.name not in weights] += facts.nbytes(tensor.name)
+            flops = rule.flops if rule is not None else 0
+            yield _Work(line.places.nodes[node.name], node.name in self._forward, flops, *sizes)
+
+    @cached_property
+    def _forward(self) -> set[str]:
+        return {node.name for node in self.pipelines.line.nodes}
+
+    def _sent_along(self, data: int, tensor: int) -> tuple[Timed, ...]:
+        """Return what is sent along `tensor`, as the bytes in place of seconds of an AllReduce as long."""
+        workers = self.pipelines.space.workers
+        if self.laid_out:
+            data, tensor = workers // self.laid_out, self.laid_out
+        key = data, tensor
+        if key not in self._sent:
+            analysis, line = self.pipelines.analysis, self.pipelines.line
+            alone = Pipeline(workers // tensor, tensor)
+            graph = lay_out(analysis, {}, configure(analysis, self.pipelines.strategy(alone)))
+            maker = {t.name: node.name for node in analysis.training.graph.nodes for t in node.outputs}
+            self._sent[key] = tuple(
+                (line.places.nodes[node], node in self._forward, times / 2 * analysis.facts.nbytes(name))
+                for name, times in sent_along(graph, axis=1).items()
+                if (node := maker.get(name, "")) in analysis.main
+            )
+        return self._sent[key]
+
+    @cached_property
+    def _gradient_bytes(self) -> Sequence[int]:
+        """Return the bytes of the gradients of every place's variables."""
+        analysis, line = self.pipelines.analysis, self.pipelines.line
+        nbytes_of = [0] * len(line.times)
+        for parameter, gradient in analysis.training.gradients.items():
+            name = gradient.dense or gradient.rows
+            nbytes_of[line.places.variables[parameter]] += analysis.facts.nbytes(name) if name else 0
+        return nbytes_of
+
+    @cached_property
+    def _update_bytes(self) -> Sequence[int]:
+        """Return what every place's updates read and write: of tables the rows that were read."""
+        analysis, line = self.pipelines.analysis, self.pipelines.line
+        nbytes_of = list(self._gradient_bytes)
+        for name in analysis.training.variables:
+            gradient = analysis.training.gradients.get(analysis.followers.get(name) or name)
+            rows = gradient.rows if gradient is not None and gradient.dense is None else None
+            nbytes_of[line.places.variables[name]] += 2 * analysis.facts.nbytes(rows or name)
+        return nbytes_of

@@ -1,0 +1,1 @@
+"""Lower bounds of placements, checked in whole numbers."""

@@ -1,0 +1,1 @@
+"""Placement that makes the makespan of one step least."""

@@ -1,0 +1,1 @@
+"""Placement problems: read, as arrays, and the independent checker of answers."""

@@ -1,0 +1,1 @@
+"""Placement that makes the busiest device's load least: steps follow each other."""

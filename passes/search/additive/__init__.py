@@ -1,0 +1,1 @@
+"""The additive price of a step, and its least sum."""

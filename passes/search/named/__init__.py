@@ -1,0 +1,1 @@
+"""Strategies that have a name, found by the sharding rules."""

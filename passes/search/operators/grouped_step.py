@@ -1,0 +1,182 @@
+"""Divide a step into operator groups: what each computes on the way forward and back.
+
+    group      an operator that sums products or reads a parameter, the light ones around it, and the nodes
+               of their gradients: what has one configuration
+    way        forward; aside, what gradients read that comes of activations alone; backward, from the loss to
+               what several parameters' gradients come from; weights, what one parameter's gradient alone
+               comes from. Aside and of weights, what another group has made so is a level further
+    crossing   a tensor that one group makes and another reads, or another way of the same
+    term       what a group adds to a parameter's gradient; the sums of all groups' terms are no group's
+
+Which node goes with which operator is what placing the groups one behind the other as stages of a pipeline
+tells (place_nodes.py).
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.analysis import Analysis
+from partc.passes.layouts.place_nodes import find_chain, place_nodes
+from partc.passes.search.operators.find_groups import OperatorGroup
+from partc.passes.search.operators.forward_nodes import forward_nodes
+
+Way = tuple[int, int]  # one of the four below, and a level
+FORWARD, ASIDE, BACKWARD, WEIGHTS = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class StepGroup:
+    """The nodes of an operator group in the order of the graph, by the ways on which it has any, in order."""
+
+    operator: OperatorGroup
+    nodes: Mapping[Way, tuple[gs.Node, ...]]
+
+
+@dataclass(frozen=True)
+class GroupedStep:
+    """A step in groups.
+
+    maker    tensor -> the group that makes it, and on which way
+    readers  tensor that crosses -> the groups that read it, and on which way, in order
+    terms    parameter -> what groups add to its gradient
+    homes    variable -> the group that keeps it
+    updates  parameter -> the nodes that make its next value, and that of what follows it
+    """
+
+    analysis: Analysis
+    groups: tuple[StepGroup, ...]
+    maker: Mapping[str, tuple[int, Way]]
+    readers: Mapping[str, tuple[tuple[int, Way], ...]]
+    terms: Mapping[str, tuple[str, ...]]
+    homes: Mapping[str, int]
+    updates: Mapping[str, tuple[gs.Node, ...]]
+
+
+def group_step(analysis: Analysis, operators: Sequence[OperatorGroup]) -> GroupedStep:
+    """Return the nodes of every operator group, and what crosses between groups."""
+    places = place_nodes(analysis, {group.node: n for n, group in enumerate(operators)}, len(operators))
+    terms, sums = _find_terms(analysis)
+    ways = _ways(analysis, terms, sums)
+    nodes: list[dict[Way, list[gs.Node]]] = [{} for _ in operators]
+    maker: dict[str, tuple[int, Way]] = {}
+    for node in analysis.training.graph.nodes:
+        if node.name in ways:
+            number, kind = places.nodes[node.name], ways[node.name]
+            way = kind, 0 if kind in (FORWARD, BACKWARD) else _level(node, number, kind, maker)
+            nodes[number].setdefault(way, []).append(node)
+            maker.update((tensor.name, (number, way)) for tensor in node.outputs)
+    groups = tuple(
+        StepGroup(operator, {way: tuple(own[way]) for way in sorted(own)})
+        for operator, own in zip(operators, nodes, strict=True)
+    )
+    return GroupedStep(
+        analysis,
+        groups,
+        maker,
+        _find_readers(analysis, groups, maker),
+        terms,
+        dict(places.variables),
+        dict(_find_updates(analysis, terms)),
+    )
+
+
+def _level(node: gs.Node, number: int, kind: int, maker: Mapping[str, tuple[int, Way]]) -> int:
+    """Return how often what a node reads has gone from group to group on ways of its kind."""
+    level = 0
+    for tensor in node.inputs:
+        if tensor.name in maker:
+            group, (other, before) = maker[tensor.name]
+            level = max(level, before + (group != number) if other == kind else 0)
+    return level
+
+
+def _ways(analysis: Analysis, terms: Mapping[str, Sequence[str]], sums: Collection[str]) -> dict[str, int]:
+    """Return the kind of way of every node of the main computation that is not a sum of terms."""
+    training = analysis.training
+    main = [node for node in training.graph.nodes if node.name in analysis.main and node.name not in sums]
+    ahead = forward_nodes(training, analysis.main)
+    forward = {node.name for node in ahead}
+    back = [node for node in main if node.name not in forward]
+    chain = find_chain(training, ahead, back)
+    ends: dict[str, set[str]] = {}  # tensor -> the parameters whose gradients come from it
+    for parameter, own in terms.items():
+        for term in own:
+            ends.setdefault(term, set()).add(parameter)
+    ways: dict[str, int] = {}
+    for node in reversed(main):
+        if node.name in forward or not any(tensor.name in chain for tensor in node.outputs):
+            ways[node.name] = FORWARD if node.name in forward else ASIDE
+            continue
+        reached = set().union(*(ends.get(tensor.name, set()) for tensor in node.outputs))
+        ways[node.name] = WEIGHTS if len(reached) == 1 else BACKWARD
+        for tensor in node.inputs:
+            if len(reached_groups := ends.setdefault(tensor.name, set())) < 2:
+                reached_groups |= set(sorted(reached)[:2])
+    return ways
+
+
+def _find_readers(
+    analysis: Analysis, groups: Sequence[StepGroup], maker: Mapping[str, tuple[int, Way]]
+) -> dict[str, tuple[tuple[int, Way], ...]]:
+    """Return who reads what another block of work makes, or a variable."""
+    readers: dict[str, dict[tuple[int, Way], None]] = {}
+    for way in sorted({way for group in groups for way in group.nodes}):
+        for number, group in enumerate(groups):
+            for node in group.nodes.get(way, ()):
+                for tensor in node.inputs:
+                    source = maker.get(tensor.name)
+                    crosses = source is not None and source != (number, way)
+                    if crosses or tensor.name in analysis.training.variables:
+                        readers.setdefault(tensor.name, {})[number, way] = None
+    return {tensor: tuple(reading) for tensor, reading in readers.items()}
+
+
+def _find_terms(analysis: Analysis) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
+    """Return parameter -> the terms of its gradient, and the nodes that only add them and move them."""
+    made_by = {t.name: node for node in analysis.training.graph.nodes for t in node.outputs}
+    ahead = {node.name for node in forward_nodes(analysis.training, analysis.main)}
+    sums = set[str]()
+    terms: dict[str, tuple[str, ...]] = {}
+    for parameter, gradient in analysis.training.gradients.items():
+        last = gradient.rows if gradient.is_sparse else gradient.dense
+        if last is None:
+            continue
+        tensors: list[str] = []
+        waiting = [last]
+        while waiting:
+            tensor = waiting.pop()
+            node = made_by.get(tensor)
+            operands = None if node is None or node.name in ahead else _summed(node)
+            if node is not None and operands is not None and node.name in analysis.main:
+                sums.add(node.name)
+                waiting += operands
+            else:
+                tensors.append(tensor)
+        terms[parameter] = tuple(dict.fromkeys(tensors[::-1]))
+    return terms, frozenset(sums)
+
+
+def _summed(node: gs.Node) -> list[str] | None:
+    """Return the terms that a node adds, None where it does something else."""
+    return [tensor.name for tensor in node.inputs] if node.op in ("Add", "Sum") else None
+
+
+def _find_updates(analysis: Analysis, parameters: Iterable[str]) -> Iterator[tuple[str, tuple[gs.Node, ...]]]:
+    """Yield for each parameter the nodes of its update; those that several share are the first one's."""
+    training = analysis.training
+    following: dict[str, list[str]] = {}
+    for name, leader in analysis.followers.items():
+        following.setdefault(leader or name, []).append(training.variables[name].next)
+    nodes = [node for node in training.graph.nodes if node.name not in analysis.main]
+    taken: set[str] = set()
+    for parameter in parameters:
+        wanted = {training.variables[parameter].next, *following.get(parameter, ())}
+        own: list[gs.Node] = []
+        for node in reversed(nodes):
+            if node.name not in taken and any(tensor.name in wanted for tensor in node.outputs):
+                wanted.update(tensor.name for tensor in node.inputs)
+                own.append(node)
+                taken.add(node.name)
+        yield parameter, tuple(reversed(own))

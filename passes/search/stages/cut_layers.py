@@ -1,0 +1,70 @@
+"""Divide the layers of a step among devices: what reads the same parameters is one layer, unrolled or not.
+
+So FlexFlow's authors lay recurrent networks out by hand: data parallelism between nodes, and within a node a
+layer on each device (flexflow.txt, section 8.2.1). Layers follow each other in the order in which they begin;
+contiguous ones are put together so that the busiest device has as little to do as may be.
+"""
+
+from collections.abc import Sequence
+
+import networkx as nx
+import onnx_graphsurgeon as gs
+
+from partc.passes.analysis import Analysis
+from partc.passes.layouts.place_nodes import find_mixed
+from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.search.operators.forward_nodes import forward_nodes
+from partc.passes.search.stages.cut_stages import NodeSeconds, cut, seconds_at
+from partc.runtime.errors import BadUsage
+
+
+def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[str, int]:
+    """Return the forward nodes that multiply or look up parameters -> the device that runs their layer.
+
+    `seconds`: what a node takes. Raises BadUsage where there are fewer layers than devices.
+    """
+    forward = forward_nodes(analysis.training, analysis.main)
+    mixed = find_mixed(forward, analysis.training)
+    line = [node for node in forward if node.name in mixed]
+    layer_of = _layers(analysis, forward, line)
+    layers = max(layer_of.values(), default=-1) + 1
+    if layers < devices:
+        raise BadUsage(
+            f"{layers} layers for {devices} devices of a host",
+            at="--strategy layerwise",
+            fix=f"use a cluster of fewer devices a host, or --strategy tensor={len(analysis.workers)}",
+        )
+    durations = [0.0 for _ in range(layers)]
+    made: dict[str, int] = {}
+    for node, second in zip(line, seconds_at(analysis, line, seconds), strict=True):
+        behind = max((made[tensor.name] for tensor in node.inputs if tensor.name in made), default=0)
+        layer = layer_of.get(node.name, behind)
+        made.update((tensor.name, layer) for tensor in node.outputs)
+        durations[layer] += second
+    ends = cut(durations, [0] * (layers + 1), devices)
+    return {name: sum(end <= layer for end in ends) for name, layer in layer_of.items()}
+
+
+def _layers(analysis: Analysis, forward: Sequence[gs.Node], line: Sequence[gs.Node]) -> dict[str, int]:
+    """Return the number of the layer of every node that multiplies or looks up parameters."""
+    parameters = {name: {name} for name in analysis.training.gradients}
+    in_line = {node.name for node in line}
+    for node in forward:
+        read = {name for tensor in node.inputs for name in parameters.get(tensor.name, ())}
+        if node.name not in in_line and read:  # a weight turned about is the weight
+            parameters.update((tensor.name, read) for tensor in node.outputs)
+    links = nx.Graph()
+    for node in line:
+        rule = rule_of(node, analysis.facts)
+        is_light = rule is not None and not (rule.is_contraction or rule.indexed)
+        for tensor in () if is_light else node.inputs:  # a bias goes with what it is added to
+            links.add_edges_from((("node", node.name), name) for name in parameters.get(tensor.name, ()))
+    numbers: dict[str, int] = {}
+    number = 0
+    for node in line:
+        at = "node", node.name
+        if at in links and node.name not in numbers:
+            component = nx.node_connected_component(links, at)
+            numbers.update((entry[1], number) for entry in component if isinstance(entry, tuple))
+            number += 1
+    return numbers

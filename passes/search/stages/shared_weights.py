@@ -1,0 +1,218 @@
+"""Cut a step into stages where several read a weight, as in tied embeddings: by the price of a pipeline.
+
+A weight that several stages read is sent once a step, and its gradient back, while nothing else may be there
+to do. Where the balanced cut parts readers of such weights, cuts that are less and less balanced are tried
+too: each time the one that sends fewest bytes. The quickest is taken, as a pipeline is simulated.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from partc.passes.analysis import Analysis
+from partc.passes.layouts.configuration import Places
+from partc.passes.search.operators.forward_nodes import find_variables_behind
+
+SentSeconds = Callable[[float, int, int], float]  # (bytes, of stage, to stage) -> seconds
+Array = np.ndarray[Any, np.dtype[Any]]
+TOLERANCES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, inf)  # above the busiest stage
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTraffic:
+    """What is known of a pipeline's messages.
+
+    sent          seconds of bytes of every rank of a stage on their way to another's
+    microbatches  into which a step is divided
+    ranks         of a stage, among which its work is divided
+    shares        of the samples, of which each rank sends one
+    """
+
+    sent: SentSeconds
+    microbatches: int = 1
+    ranks: int = 1
+    shares: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeight:
+    """A weight, or a form of it, that nodes read at several places of the line."""
+
+    readers: tuple[int, ...]
+    there_bytes: int
+    back_bytes: int
+
+
+def find_shared_weights(analysis: Analysis, places: Places) -> list[SharedWeight]:
+    """Return what is read at several places of the line. `places`: of all nodes, each of the line alone."""
+    training, nbytes = analysis.training, analysis.facts.nbytes
+    nodes = [node for node in training.graph.nodes if node.name in analysis.main]
+    behind = find_variables_behind(nodes, training.variables, analysis.facts)
+    readers: dict[str, set[int]] = {}
+    for node in nodes:
+        for tensor in node.inputs:
+            if behind.get(tensor.name):
+                readers.setdefault(tensor.name, set()).add(places.nodes[node.name])
+    weights: list[SharedWeight] = []
+    for name, at in readers.items():
+        gradient = training.gradients.get(name)
+        made = () if gradient is None else (gradient.dense, gradient.ids, gradient.rows)
+        back = sum(nbytes(tensor) for tensor in made if tensor is not None)
+        if len(at) > 1:
+            weights.append(SharedWeight(tuple(sorted(at)), nbytes(name), back))
+    return weights
+
+
+class SharedPipeline:
+    """Prices cuts of a line of nodes into stages, messages included."""
+
+    def __init__(
+        self,
+        seconds: Sequence[float],
+        forward: Sequence[float],
+        nbytes: Sequence[int],
+        shared: Sequence[SharedWeight],
+        stages: int,
+        traffic: PipelineTraffic,
+    ) -> None:
+        self.until = np.array([0.0, *accumulate(second / traffic.ranks for second in seconds)])
+        self.forward = np.array([0.0, *accumulate(second / traffic.ranks for second in forward)])
+        self.nbytes = nbytes
+        self.shared = shared
+        self.stages = stages
+        self.traffic = traffic
+
+    def quickest(self, balanced: list[int]) -> list[int]:
+        """Return the quickest of cuts between the balanced one and that which sends least."""
+        if not any(len(set(self._stages_of(weight, balanced))) > 1 for weight in self.shared):
+            return balanced
+        busiest = max(self._per_stage(self.until, balanced))
+        cuts = [balanced, *(self._cheapest(busiest * (1 + tolerance)) for tolerance in TOLERANCES)]
+        return min(cuts, key=self.step_s)
+
+    def _per_stage(self, until: Array, ends: Sequence[int]) -> list[float]:
+        borders = pairwise([0, *ends, len(until) - 1])
+        return [float(until[end] - until[begin]) for begin, end in borders]
+
+    def _stages_of(self, weight: SharedWeight, ends: Sequence[int]) -> list[int]:
+        """Return the stages that read a weight, its home first."""
+        return list(dict.fromkeys(sum(end <= place for end in ends) for place in weight.readers))
+
+    def step_s(self, ends: Sequence[int]) -> float:
+        """Return what a step takes: each stage goes on with the micro-batch that is furthest (1F1B)."""
+        count, last = self.traffic.microbatches, self.stages - 1
+        ahead = [second / count for second in self._per_stage(self.forward, ends)]
+        both = [second / count for second in self._per_stage(self.until, ends)]
+        links = [self._link_s(stage, end) for stage, end in enumerate(ends)]
+        play = _Play(self.stages, count)
+        weights = [self._stages_of(weight, ends) for weight in self.shared]
+        while any(play.turns):
+            for stage, turns in enumerate(play.turns):
+                while turns and (ready := play.there[stage][turns[0]]) < inf:
+                    is_back, number = turn = turns.pop(0)
+                    play.clock[stage] = max(play.clock[stage], ready)
+                    play.clock[stage] += both[stage] - ahead[stage] if is_back else ahead[stage]
+                    if is_back and stage:
+                        play.send(stage, stage - 1, turn, links[stage - 1])
+                    elif not is_back and stage < last:
+                        play.send(stage, stage + 1, turn, links[stage])
+                    elif not is_back:
+                        play.there[stage][True, number] = play.clock[stage]
+                    if turn == (False, min(self.stages - stage, count) - 1):
+                        self._send_weights(play, stage, weights)
+        for weight, (home, *others) in zip(self.shared, weights, strict=True):
+            for stage in others if weight.back_bytes else ():
+                play.send(stage, home, None, self.traffic.sent(weight.back_bytes, stage, home))
+        return max(*play.clock, *play.busy)
+
+    def _send_weights(self, play: "_Play", home: int, weights: Sequence[Sequence[int]]) -> None:
+        """Send a stage's weights to the others that read them, behind what it does ahead."""
+        for weight, (own, *others) in zip(self.shared, weights, strict=True):
+            for stage in others if own == home else ():
+                play.send(home, stage, None, self.traffic.sent(weight.there_bytes, home, stage))
+                first = play.there[stage][False, 0]
+                play.there[stage][False, 0] = max(first, play.busy[stage])
+
+    def _link_s(self, stage: int, end: int) -> float:
+        """Return what the activations of a micro-batch take over the end of a stage."""
+        traffic = self.traffic
+        return traffic.sent(self.nbytes[end] / traffic.shares / traffic.microbatches, stage, stage + 1)
+
+    def _cheapest(self, most: float) -> list[int]:
+        """Return the cut of fewest bytes into stages of at most so many seconds, by dynamic program.
+
+        A stage costs the activations before it, there and back, and the weights that earlier ones read first.
+        """
+        count = len(self.until) - 1
+        if self.stages == 1:
+            return []
+        first = np.searchsorted(self.until, self.until - most * (1 + 1e-9))  # where the longest stage begins
+        best = np.where(
+            first > 0, inf, self._costs[:, 0]
+        )  # of the first stage, which begins at the first node
+        origins: list[Array] = []
+        if self.stages > 2:
+            costs = np.where(np.arange(count) < first[:, np.newaxis], inf, self._costs)
+        for _ in range(self.stages - 2):
+            totals = best[:count] + costs
+            origins.append(np.argmin(totals, axis=1))
+            best = np.take_along_axis(totals, origins[-1][:, np.newaxis], axis=1)[:, 0]
+        begin = int(first[count])
+        cuts = [begin + int(np.argmin(best[begin:count] + self._costs[count, begin:]))]  # of the last stage
+        for origin in reversed(origins):
+            cuts.append(int(origin[cuts[-1]]))
+        return cuts[::-1]
+
+    @cached_property
+    def _costs(self) -> Array:
+        """Return the bytes that a stage is sent and sends back, float64[end, begin]; infinite where it has
+        no nodes."""
+        count = len(self.until) - 1
+        before: dict[int, list[tuple[int, int]]] = {}  # reader -> the reader before it, bytes
+        for weight in self.shared:
+            for last, place in pairwise(weight.readers):
+                before.setdefault(place, []).append((last, weight.there_bytes + weight.back_bytes))
+        activations = np.array([2.0 * size / self.traffic.shares for size in self.nbytes[:count]])
+        activations[0] = 0.0
+        read = np.zeros(count)
+        costs = np.full((count + 1, count), inf)
+        for place in range(count):
+            for last, size in before.get(place, ()):  # of stages that begin between the two readers
+                read[last + 1 : place + 1] += size
+            costs[place + 1, : place + 1] = (activations + read)[: place + 1]
+        return costs
+
+
+class _Play:
+    """How far a pipeline is. A turn: (is it on the way back, which micro-batch).
+
+    clock   until when a stage computes        there   stage -> turn -> when it has what it needs for it
+    busy    until when it sends or is sent     turns   what it has still to do, in order
+    """
+
+    def __init__(self, stages: int, count: int) -> None:
+        self.clock = [0.0] * stages
+        self.busy = [0.0] * stages
+        self.turns = [_turns(stages - stage, count) for stage in range(stages)]
+        self.there = [dict.fromkeys(turns, inf) for turns in self.turns]
+        self.there[0].update({(False, number): 0.0 for number in range(count)})
+
+    def send(self, source: int, target: int, turn: tuple[bool, int] | None, seconds: float) -> None:
+        """Send what a stage has just made, one message after the other."""
+        stop = max(self.clock[source], self.busy[source], self.busy[target]) + seconds
+        self.busy[source] = self.busy[target] = stop
+        if turn is not None:
+            self.there[target][turn] = stop
+
+
+def _turns(ahead: int, count: int) -> list[tuple[bool, int]]:
+    """Return the order of a stage's micro-batches, (is it on the way back, which): so many are ahead."""
+    ahead = min(ahead, count)
+    first = [(False, number) for number in range(ahead)]
+    both = [turn for number in range(count) for turn in ((True, number), (False, number + ahead))]
+    return first + [turn for turn in both if turn[1] < count]

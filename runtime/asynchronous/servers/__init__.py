@@ -1,0 +1,1 @@
+"""What servers do: events in, messages out; no sockets and no clocks."""

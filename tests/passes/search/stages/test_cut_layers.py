@@ -1,0 +1,52 @@
+"""Which devices of a host get which layers: what reads the same weights is one layer."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.models.catalogue import build_model
+from partc.passes.layouts.place_nodes import place_nodes
+from partc.passes.search.stages.cut_layers import cut_layers
+from partc.runtime.errors import BadUsage
+from tests.passes.layouts.test_place_nodes import analysed
+from tests.passes.search.test_cut_stages import deep
+
+
+def translation() -> onnx.ModelProto:
+    sizes = {"source_vocab": 24, "target_vocab": 24, "source_steps": 4, "target_steps": 3}
+    layers = {"encoder_layers": 2, "decoder_layers": 2, "cells": 8, "embedding": 8}
+    forward = build_model("nmt", batch=4, **sizes, **layers)
+    return build_training_graph(forward, loss="loss", optimizer=SGD(0.1))
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_the_cells_of_an_unrolled_layer_are_one_layer(devices: int, tmp_path: Path) -> None:
+    analysis = analysed(translation(), tmp_path)
+
+    device_of = cut_layers(analysis, devices, lambda flops, nbytes: float(flops))
+
+    assert set(device_of.values()) == set(range(devices))
+    nodes = {node.name: node for node in analysis.training.graph.nodes}
+    readers: dict[str, set[int]] = {}
+    for name, device in device_of.items():
+        for tensor in nodes[name].inputs:
+            if tensor.name in analysis.training.gradients:
+                readers.setdefault(tensor.name, set()).add(device)
+    assert readers and all(len(found) == 1 for found in readers.values())
+
+
+def test_equal_layers_are_shared_out_equally(tmp_path: Path) -> None:
+    analysis = analysed(deep(*[64] * 9), tmp_path)
+
+    places = place_nodes(analysis, cut_layers(analysis, 4, lambda flops, nbytes: float(flops)), 4)
+
+    layers = [place for name, place in places.variables.items() if name.endswith("weight")]
+    assert sorted(layers) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_fewer_layers_than_devices_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadUsage, match="2 layers for 3 devices"):
+        cut_layers(analysed(deep(8, 8, 8), tmp_path), 3, lambda flops, nbytes: float(flops))
