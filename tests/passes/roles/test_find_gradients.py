@@ -12,6 +12,9 @@ from tests.builders.graphs.foreign_steps import (
     ADAM,
     CLIPPED,
     COUNTED,
+    LINEAR,
+    LINEAR_CONSTANTS,
+    LINEAR_HEAD,
     SGD,
     TABLE,
     import_step,
@@ -65,6 +68,36 @@ def test_a_gradient_that_is_made_of_anothers_is_one() -> None:
     found = find_gradients(import_step(NORMED))
 
     assert {name: gradient.dense for name, gradient in found.items()} == {"V": "dW", "length": "dl"}
+
+
+# W = B + turn U, and U is read once more: dW is the gradient of B, and makes a part of that of U.
+REUSED = f"""
+step ({LINEAR_HEAD.replace("float[4,3] W", "float[4,3] B, float[4,3] U")})
+    => (float loss, float[4,3] B_next, float[4,3] U_next)
+<{LINEAR_CONSTANTS}, float[4,4] turn = {{1,2,0,0, 0,1,0,0, 3,0,1,0, 0,0,0,1}}> {{
+    turned = MatMul (turn, U)
+    W = Add (B, turned)
+    {LINEAR.replace("loss", "first")}
+    other = MatMul (x, U)
+    squares = ReduceSumSquare <keepdims = 0> (other)
+    loss = Add (first, squares)
+    slope = Add (other, other)
+    direct = MatMul (xt, slope)
+    back = Transpose <perm = [1, 0]> (turn)
+    through = MatMul (back, dW)
+    dU = Add (direct, through)
+    B_part = Mul (dW, lr)
+    B_next = Sub (B, B_part)
+    U_part = Mul (dU, lr)
+    U_next = Sub (U, U_part)
+}}
+"""
+
+
+def test_a_part_of_a_gradient_that_is_made_of_anothers_belongs_to_it() -> None:
+    found = find_gradients(import_step(REUSED))
+
+    assert {name: gradient.dense for name, gradient in found.items()} == {"B": "dW", "U": "dU"}
 
 
 def test_a_moving_average_and_a_carried_state_have_no_gradient() -> None:
