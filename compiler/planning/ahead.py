@@ -22,8 +22,12 @@ FORKED_NODES = 1_000  # graphs from so many on are worth a second process, which
 
 
 def is_worthwhile(nodes: int) -> bool:
-    """Tell whether there is a second core, and a job about so many nodes takes longer than its process."""
-    return nodes >= FORKED_NODES and len(os.sched_getaffinity(0)) > 1
+    """Tell whether there is a second core, and a job about so many nodes takes longer than its process.
+
+    A process that others began has its core already, and may begin none.
+    """
+    is_first = not multiprocessing.current_process().daemon
+    return is_first and nodes >= FORKED_NODES and len(os.sched_getaffinity(0)) > 1
 
 
 class Ahead(Generic[Found]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from partc.compiler.planning.ahead import Ahead
+from partc.compiler.planning.ahead import FORKED_NODES, Ahead, is_worthwhile
 
 
 @dataclass(frozen=True)
@@ -55,3 +55,11 @@ def test_nobody_waits_for_what_is_not_wanted() -> None:
         pass
 
     assert time.monotonic() - begun_s < 300
+
+
+def test_a_process_that_was_begun_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    assert is_worthwhile(FORKED_NODES)
+
+    with Ahead(lambda: is_worthwhile(FORKED_NODES), bool) as ahead:
+        assert not ahead.result()
