@@ -175,4 +175,6 @@ def _sums_of(native: Layout, home: Layout, is_sparse: bool) -> tuple[tuple[Sum, 
         elif is_sparse and isinstance(placement, Split) and placement.axis == 0:
             sums.append(("all_gather", (axis,)))
             layout = layout.with_along(axis, Replicate())
-    return (*sums, *([("all_reduce", tuple(reduced))] if reduced else [])), layout
+    if reduced:
+        sums.append(("all_reduce", tuple(reduced)))
+    return tuple(sums), layout
