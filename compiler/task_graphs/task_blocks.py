@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partc.compiler.task_graphs.task_prices import Computed, PricedCommunication, TaskPrices
+from partc.compiler.task_graphs.task_prices import ComputePrice, PricedCommunication, TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace, SentTensor, TensorMoves, Where
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.task_arrays import OWN, Floats, Ints
@@ -30,7 +30,7 @@ Sum = tuple[CollectiveKind, int]  # along which mesh axis
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class PlacedGroup:
     """A group's layout, and the workers at the places of its mesh."""
 
     layout: GroupLayout
@@ -153,7 +153,7 @@ class Draft:
         self._count += count
         return np.arange(self._count - count, self._count, dtype=np.int32)
 
-    def computing(self, workers: Ints, work: Computed) -> Ints:
+    def computing(self, workers: Ints, work: ComputePrice) -> Ints:
         """Add what each of these workers computes, behind what launches it where that takes its host time."""
         launching_s, computing_s = work.launching_s[workers], work.computing_s[workers]
         if not launching_s.any():
@@ -206,7 +206,9 @@ class Draft:
         self.wait(OWN, begun, task)
         return task
 
-    def sum_along(self, placed: Placed, kind: CollectiveKind, axis: int, nbytes: int, ends: Ends) -> None:
+    def sum_along(
+        self, placed: PlacedGroup, kind: CollectiveKind, axis: int, nbytes: int, ends: Ends
+    ) -> None:
         """Add a collective of every line along a mesh axis, behind `ends`, which it changes."""
         for members in placed.lines(axis):
             moved = self._prices.collective(kind, nbytes, members)
@@ -252,7 +254,7 @@ class ComputingInputs(NamedTuple):
     cut_bytes  of parts that are cut out of what the group has
     """
 
-    placed: Placed
+    placed: PlacedGroup
     way: Way
     gates: tuple[Task, ...]
     makers: tuple[tuple[int, LastTasks], ...]
@@ -266,7 +268,7 @@ def write_computing(prices: TaskPrices, inputs: ComputingInputs) -> TaskBlock:
     work = prices.work(placed.layout.work[inputs.way], bool(inputs.gates) + len(collectives))
     if inputs.cut_bytes:
         cut = prices.work(Work(0, 2 * inputs.cut_bytes, 2 * inputs.cut_bytes, 1, 0), 0)
-        work = Computed(work.launching_s + cut.launching_s, work.computing_s + cut.computing_s)
+        work = ComputePrice(work.launching_s + cut.launching_s, work.computing_s + cut.computing_s)
     tasks = draft.computing(placed.at, work)
     for slot, index in inputs.gates:
         draft.wait(slot, index, tasks)

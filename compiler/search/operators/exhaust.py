@@ -33,7 +33,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
-class Exhausted:
+class Exhaustion:
     """The quickest state so far. `is_proven`: all were looked at, `priced` of them by the task graph."""
 
     state: State
@@ -58,15 +58,15 @@ def exhaust(
     kinds: Kinds,
     start: State,
     go_on: Callable[[], bool] = lambda: True,
-    show: Callable[[Exhausted], None] = lambda best: None,
-) -> Exhausted:
+    show: Callable[[Exhaustion], None] = lambda best: None,
+) -> Exhaustion:
     """Return the quickest of all states, or of those that were looked at while `go_on` allowed it.
 
     `start`: a state that can be; the quicker it is, the fewer are looked at. `show` is told of quicker ones.
     """
     step_s = tasks.begin(start)
     assert step_s is not None, "a start that can be"
-    best = Exhausted(start, step_s)
+    best = Exhaustion(start, step_s)
     bound, alike = StepBound(tasks, kinds), AlikeStates(kinds, symmetries_of(tasks.prices))
     unknown = np.array([[len(configs) for configs in kinds.configs]], np.int16)
     waiting: list[tuple[int, States]] = [(0, unknown)]
@@ -93,9 +93,9 @@ def _price(
     kinds: Kinds,
     states: States,
     bounds: npt.NDArray[np.float64],
-    best: Exhausted,
+    best: Exhaustion,
     go_on: Callable[[], bool],
-    show: Callable[[Exhausted], None],
+    show: Callable[[Exhaustion], None],
 ) -> bool:
     """Price states, from the lowest bound on, and tell whether there was time for all.
 

@@ -160,7 +160,7 @@ def _described(config: OperatorConfig) -> str:
 def strategy_of(
     state: State, groups: Sequence[OperatorGroup], worker_names: Sequence[str], batch: Batch
 ) -> Strategy:
-    """Return the strategy that configures every group."""
+    """Return the strategy that configures every group. `state`: a configuration by group, in their order."""
     entries = tuple(
         OpConfig(group.node, dict(config.split), devices=tuple(worker_names[w] for w in config.workers))
         for group, config in zip(groups, state, strict=True)
