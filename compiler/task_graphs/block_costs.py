@@ -122,13 +122,13 @@ class BlockCosts:
         """Return what a reader waits for a tensor: its way, and what the reader takes longer for it."""
         having, wanting = reading.groups
         self._place({having: source, wanting: target})
-        sender, wanted = reading.sender, reading.sender.reads[reading.number]
+        sender, destination = reading.sender, reading.sender.reads[reading.number]
         placed = self._present.placed
         key = (
             sender.tensor,
             sender.place,
             reading.maker is None,
-            wanted,
+            destination,
             id(placed[having]),
             id(placed[wanting]),
         )

@@ -134,10 +134,10 @@ class AlikeStates:
         numbers = [{config: number for number, config in enumerate(own)} for own in kinds.configs]
         self._images = [  # by symmetry and kind: configuration -> what it becomes, -1: none of the space
             [
-                np.array([own.get(config.moved(places), -1) for config in own] + [len(own)], np.int16)
+                np.array([own.get(config.moved(permutation), -1) for config in own] + [len(own)], np.int16)
                 for own in numbers
             ]
-            for places in symmetries
+            for permutation in symmetries
         ]
 
     def is_first(self, states: States, depth: int) -> Bools:
@@ -187,13 +187,13 @@ def _exchanges(prices: TaskPrices) -> Iterator[Permutation]:
         yield tuple(permutation)
 
 
-def _is_symmetry(prices: TaskPrices, places: Permutation) -> bool:
+def _is_symmetry(prices: TaskPrices, permutation: Permutation) -> bool:
     network, workers = prices.network, prices.workers
     hosts: dict[str, str] = {}
     lanes: dict[object, object] = {}
     computing = {device.name: device.rates for host in prices.cluster.hosts for device in host.devices}
     likeness = [(computing[worker.device], worker.kind, worker.threads) for worker in workers]
-    for worker, other in enumerate(places):
+    for worker, other in enumerate(permutation):
         alike = (
             likeness[worker] == likeness[other] and prices.limits_bytes[worker] == prices.limits_bytes[other]
         )
@@ -201,7 +201,7 @@ def _is_symmetry(prices: TaskPrices, places: Permutation) -> bool:
             return False
     for a, b in permutations(range(len(workers)), 2):
         here = network.route(workers[a].device, workers[b].device)
-        there = network.route(workers[places[a]].device, workers[places[b]].device)
+        there = network.route(workers[permutation[a]].device, workers[permutation[b]].device)
         if here.latency_s != there.latency_s or len(here.lanes) != len(there.lanes):
             return False
         for lane, image in zip(here.lanes, there.lanes, strict=True):
