@@ -20,8 +20,7 @@ from namespaces import environment
 from partc.runtime.engines.engine import find_mpiexec
 
 ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
-# Short, so that half a core is half as quick even for a millisecond's work; a quota is 1 ms at least.
-PERIOD_US = 10_000
+QUOTA_US = 1_000  # the least that Linux takes, so that half a core is half as quick for short work, too
 # mpiexec tells every rank its number. What ends with the rank leaves its group empty.
 QUOTA = """#!/bin/sh
 echo $$ > {groups}$PMI_RANK/cgroup.procs
@@ -62,7 +61,7 @@ def cpu_quotas(ranks: int, cores_each: float) -> Iterator[None]:
             group = root / f"partc-{rank}"
             group.mkdir(exist_ok=True)
             stack.callback(group.rmdir)
-            _set_quota(group, round(cores_each * PERIOD_US))
+            _set_period(group, round(QUOTA_US / cores_each))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         quota = _script(folder / "quota", QUOTA.format(groups=root / "partc-"))
         mpiexec = _script(folder / "mpiexec", MPIEXEC.format(mpiexec=find_mpiexec(), quota=quota))
@@ -70,12 +69,12 @@ def cpu_quotas(ranks: int, cores_each: float) -> Iterator[None]:
         yield
 
 
-def _set_quota(group: Path, quota_us: int) -> None:
+def _set_period(group: Path, period_us: int) -> None:
     if (group / "cpu.max").exists():
-        (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+        (group / "cpu.max").write_text(f"{QUOTA_US} {period_us}")
     else:
-        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+        (group / "cpu.cfs_period_us").write_text(str(period_us))
+        (group / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
 
 
 def _script(path: Path, text: str) -> Path:

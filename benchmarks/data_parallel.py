@@ -3,12 +3,13 @@
     python benchmarks/data_parallel.py [--works lm gpt2 resnet50] [--rounds 3] [--steps 8] [--json FILE]
     sudo python benchmarks/data_parallel.py --hosts 4 [--mbit 1000]
     sudo python benchmarks/data_parallel.py --hosts 2 --works lm --strategy tensor=2
+    sudo python benchmarks/data_parallel.py --hosts 2 --works lm --strategy auto --measured
 
 Without --hosts two ranks of this machine; with it a rank on each of so many hosts (namespaces). Both begin
 with the same weights and are fed the same batches: before anything is timed, five steps of both must have
 equal losses. Then they take turns, a run of each in every round. With --strategy partc trains the replicas'
-batches as one, by any strategy (also `search`), where the mean of their losses is the loss of all. Needs
-partc with its `peers` extra.
+batches as one, by any strategy (also `search`), where the mean of their losses is the loss of all; with
+--measured it chooses by what `partc cluster measure` finds. Needs partc with its `peers` extra.
 """
 
 import argparse
@@ -31,6 +32,8 @@ from sizes import WORKS, batch_of_replica
 from torch_steps import weights_for_partc
 
 from partc.compiler.api import compile_step
+from partc.compiler.commands.cluster import measure_cluster
+from partc.compiler.compilation import Compilation
 from partc.compiler.options import GraphOptions, Options
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, ranks_of
 from partc.cost.cluster.machines import Device, Host
@@ -63,6 +66,8 @@ def main() -> None:
         cluster = two_ranks()
         if options.hosts:
             cluster = stack.enter_context(namespace_hosts(options.hosts, 1, options.mbit * 1e6))
+        if options.measured:
+            cluster = measure_cluster(cluster, folder).cluster
         ranks = options.hosts or 2
         for work in options.works:
             plan = _compile(work, cluster, folder / work, options.strategy)
@@ -100,17 +105,21 @@ def _compile(work: str, cluster: Cluster, folder: Path, strategy: str | None) ->
     folder.mkdir()
     replicas = 1 if strategy is None else len(ranks_of(cluster))
     train = write_training_step(work, folder, replicas)
-    compile_for(work, train, cluster, folder / "plan", strategy)
+    compiled = compile_for(work, train, cluster, folder / "plan", strategy)
+    compared = ", ".join(f"{tried.names[0]} {tried.step_s:.3f} s" for tried in compiled.compared)
+    if compared:
+        print(f"{work}: predicted a step, the first is taken: {compared}", flush=True)
     return folder / "plan"
 
 
-def compile_for(work: str, train: Path, cluster: Cluster, out: Path, strategy: str | None = None) -> None:
+def compile_for(
+    work: str, train: Path, cluster: Cluster, out: Path, strategy: str | None = None
+) -> Compilation:
     """Write the plan of a work's training graph: of a batch for each replica, or of all by a strategy."""
     graph = GraphOptions(sample_axes={"sampled": None} if work == "lm" else None)
     if strategy is None:
-        compile_step(train, cluster, out, Options(batch="per-replica", options=graph))
-    else:
-        compile_step(train, cluster, out, Options(batch="global", strategy=strategy, options=graph))
+        return compile_step(train, cluster, out, Options(batch="per-replica", options=graph))
+    return compile_step(train, cluster, out, Options(batch="global", strategy=strategy, options=graph))
 
 
 def _batches(work: str, ranks: int, steps: int) -> Iterator[dict[str, np.ndarray]]:
@@ -188,6 +197,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, default=0)
     parser.add_argument("--mbit", type=float, default=1000)
     parser.add_argument("--strategy")
+    parser.add_argument("--measured", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--json", type=Path)

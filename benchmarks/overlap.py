@@ -36,6 +36,7 @@ from sizes import WORKS, batch_of_replica
 from partc.cost.cluster.cluster import Cluster
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.engines.engine import find_mpiexec, rank_environment
+from partc.runtime.engines.kept_memory import keep_freed_memory
 from partc.runtime.execution.device import Sessions, device_of
 from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
@@ -97,6 +98,8 @@ def _run_ranks(cluster: Cluster, folder: Path, work: str, rounds: int) -> None:
 
 def _be_rank(folder: Path, work: str, rounds: int) -> None:
     """Be one rank: take the three kinds of steps in turns, and write how long each took."""
+    keep_freed_memory()  # as daemons do
+
     from mpi4py import MPI  # which is to be loaded by ranks alone
 
     from partc.runtime.transports.mpi import MPITransport

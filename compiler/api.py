@@ -87,6 +87,9 @@ def _compiler_for(
 
         Keywords: the fields of Options. Raises PartcError.
         """
+        if positional:
+            fix = "name what follows the output, such as strategy='auto': the fields of Options"
+            raise BadUsage("more than a step, a cluster and an output without names", at="compile()", fix=fix)
         check_call(make_options, positional, fields)
         compile_step(train, cluster, out, make_options(*positional, **fields))
         return read_plan_folder(out)

@@ -43,7 +43,7 @@ class Compilation:
     tensors: Facts = field(init=False)
     analysis: Analysis = field(init=False)
     is_expanded: bool = False  # nodes of its graph were said in primitives, for its strategy
-    analyse_own: "Callable[[Compilation], None] | None" = None  # where its graph is another's as well
+    shares_graph: bool = False  # its graph is another's as well: it is copied before it is written anew
 
     # the decisions
     facts: tuple[SyncFacts, ...] = field(init=False)

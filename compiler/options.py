@@ -13,6 +13,7 @@ from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.passes.layouts.strategy_meshes import meshes_of
 from partc.passes.search.operators.operator_space import Together
+from partc.runtime.check_arguments import public_record
 from partc.runtime.errors import BadStrategy, BadUsage, one_of
 from partc.runtime.plan.program import Aggregation, Rounding
 
@@ -31,6 +32,7 @@ def strategy_names() -> tuple[str, ...]:
     return (*get_args(Mode), SEARCH, PLACED, *NAMES)
 
 
+@public_record
 @dataclass(frozen=True)
 class GraphOptions:
     """What a training graph's file does not say, or says otherwise.
@@ -47,6 +49,7 @@ class GraphOptions:
     initial: str | Path | None = None
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Data to measure from, as `--data` takes it, and how many steps of it."""
@@ -55,6 +58,7 @@ class Sample:
     steps: int = SAMPLE_STEPS
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """How a strategy is searched for.
@@ -72,6 +76,7 @@ class SearchOptions:
     together: Together | None = None
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class Partitioner:
     """How large variables are partitioned, as parallax.get_partitioner makes it.
@@ -93,6 +98,7 @@ class Partitioner:
             raise BadUsage(f"no search {self.search!r}", at="search_partitions", fix=fix)
 
 
+@public_record
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How a training step is compiled.

@@ -23,6 +23,7 @@ from partc.compiler.graph_runner import (
     Training,
     TrainingOptions,
 )
+from partc.compiler.importing.shard_inputs import create_num_shards_and_shard_id
 from partc.compiler.options import GraphOptions
 from partc.compiler.parallax_config import TRACE_FILE, ParallaxConfig
 from partc.cost.cluster.cluster import Cluster, read_any_cluster
@@ -60,6 +61,10 @@ def shard(data: Iterable[Batch] | ReadShard | str) -> ShardedData:
             fix="let it be a function of (num_shards, shard_id) that returns the batches of one shard",
         )
     return ShardedData(function, data)
+
+
+# The manual writes shard.shard(ds), and shard.create_num_shards_and_shard_id().
+vars(shard).update(shard=shard, create_num_shards_and_shard_id=create_num_shards_and_shard_id)
 
 
 @public

@@ -19,15 +19,17 @@ import msgspec
 from partc.compiler.options import GraphOptions, Partitioner
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Mechanism
-from partc.runtime.check_arguments import check_fields
+from partc.runtime.check_arguments import check_fields, public_record
 from partc.runtime.errors import BadUsage
 from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.jobs.job import Checkpoints
 from partc.runtime.plan.program import Aggregation
 
 TRACE_FILE = "trace.json"
+PARALLAX_ARCHITECTURES = {"HYBRID": "hybrid", "PS": "ps", "MPI": "allreduce", "AR": "allreduce"}
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class PSConfig:
     """How workers and servers share the work of what servers own (parallax.txt, section 5.3.2).
@@ -71,6 +73,7 @@ class PSConfig:
         return tuple(mechanism for is_on, mechanism in switches if not is_on)
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class MPIConfig:
     """What mpiexec is told besides: words, or one text that a shell would divide."""
@@ -87,6 +90,7 @@ class MPIConfig:
         return tuple(shlex.split(options) if isinstance(options, str) else options)
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class CommunicationConfig:
     """How servers and workers communicate."""
@@ -98,6 +102,7 @@ class CommunicationConfig:
         check_fields(self)
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
     """When the training is saved into `ckpt_dir`: at its end, and after so many steps, or seconds.
@@ -131,6 +136,7 @@ class CheckpointConfig:
         return Checkpoints(folder, self.save_ckpt_steps, self.save_ckpt_secs, self.keep)
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class ProfileConfig:
     """The steps (from 1) that are timed, instruction by instruction; trace.json in `profile_dir` shows them.
@@ -171,6 +177,7 @@ class ProfileConfig:
         return tuple((step, step) for step in sorted(set(self.profile_steps))) or 0
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
     """How ranks compute.
@@ -201,6 +208,7 @@ class SessionConfig:
             )
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class ParallaxConfig:
     """What the user may decide; everything else is partc's to choose.
@@ -240,6 +248,12 @@ class ParallaxConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.strategy in PARALLAX_ARCHITECTURES:
+            raise BadUsage(
+                f"{self.strategy!r} is Parallax's own name of a strategy",
+                at="ParallaxConfig.strategy",
+                fix=f"write {PARALLAX_ARCHITECTURES[self.strategy]!r}",
+            )
         if self.strategy == "allreduce" and self.communication.ps != PSConfig():
             raise BadUsage(
                 "settings of servers, where every worker keeps every variable",

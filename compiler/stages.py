@@ -180,12 +180,13 @@ def expand_split_operators(compilation: Compilation) -> None:
         return
     analysis = compilation.analysis
     while nodes := find_split_ops(analysis, configure(analysis, strategy)):
-        if compilation.analyse_own is not None:
-            compilation.analyse_own(compilation)
-            analysis, compilation.analyse_own = compilation.analysis, None
+        if compilation.shares_graph:
+            own = compilation.training.graph.copy()
+            compilation.training, compilation.shares_graph = replace(compilation.training, graph=own), False
         expanded = expand(compilation.training, nodes, analysis.facts)
         compilation.is_expanded = True
-        compilation.main |= {name for node in expanded if node in analysis.main for name in expanded[node]}
+        written = {name for node in expanded if node in analysis.main for name in expanded[node]}
+        compilation.main = compilation.main | written
         infer_tensors(compilation)
         find_servable_variables(compilation)
         analysis = compilation.analysis
@@ -223,7 +224,10 @@ def choose_synchronisation(compilation: Compilation) -> None:
         compilation.analysis, compilation.facts, compilation.machines, compilation.options
     )
     partitions = compilation.partitions.chosen if compilation.partitions else None
-    strategy, compilation.costs = _choose(compilation, partitions, compilation.price)
+    try:
+        strategy, compilation.costs = _choose(compilation, partitions, compilation.price)
+    finally:
+        compilation.price.end()
     compilation.strategy = compilation.options.complete(strategy)
     compilation.compared = compilation.costs.tried
     for choice in compilation.costs.choices:

@@ -127,7 +127,9 @@ def parse_options(texts: list[str]) -> dict[str, object]:
             raise ModelRequestError(
                 f"{text!r} is not key=value", at="model options", fix="write, say, batch=8"
             )
-        options[key] = value.split(",") if "," in value else value
+        said = value.split(",") if "," in value else value
+        if options.setdefault(key, said) != said:
+            raise ModelRequestError(f"two values of {key}", at="model options", fix=f"name {key} once")
     return options
 
 

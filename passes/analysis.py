@@ -1,6 +1,6 @@
 """What is known of a step before its strategy: the record that choosing, laying out and lowering share."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -8,8 +8,11 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.layouts.change_homes import NodeOrder
 from partc.passes.layouts.layouts import Split
 from partc.passes.roles.find_roles import Roles
+
+WeightAxis = tuple[tuple[tuple[str, int], ...], int]  # a mesh's axes and their sizes, and one of them
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Analysis:
     workers: tuple[str, ...] = ()  # the names of the cluster's devices
     # Remembered, because several strategies of the same step ask: by a mesh's axes and the axis asked for,
     # where weights are split (tensor_parallel.py).
-    weight_splits: dict[Hashable, Mapping[str, Split]] = field(
+    weight_splits: dict[WeightAxis, Mapping[str, Split]] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -36,6 +39,11 @@ class Analysis:
     def stored(self) -> frozenset[str]:
         """Return the tensors that come from variables and constants alone."""
         return find_stored(self.training)
+
+    @cached_property
+    def order(self) -> NodeOrder:
+        """Return the nodes in their order, and who reads and makes each tensor."""
+        return NodeOrder.of(self.training)
 
     def fewest_samples(self) -> int | None:
         """Return how many samples a batch has, of the data input that has fewest; None: no input has any."""

@@ -18,6 +18,7 @@ from partc.runtime.errors import BadUsage, one_of, one_tree
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+Kind = TypeVar("Kind", bound=type)
 _MOST_SHOWN = 60  # characters of a value
 _OTHERS = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], "<")
 
@@ -34,24 +35,43 @@ def public(function: Callable[Given, Result]) -> Callable[Given, Result]:
     return checked
 
 
+def public_record(kind: Kind) -> Kind:
+    """Return a dataclass that tells arguments that it does not have as public functions do."""
+    made: Callable[..., None] = kind.__init__  # type: ignore[misc]  # of the class, which has no subclasses
+
+    @wraps(made)
+    def checked(self: object, *positional: object, **named: object) -> None:
+        _bind(made, (self, *positional), named, kind.__name__)
+        made(self, *positional, **named)
+
+    kind.__init__ = checked  # type: ignore[misc]
+    return kind
+
+
 def check_call(
     function: Callable[..., object], positional: tuple[object, ...], named: dict[str, Any]
 ) -> None:
     """Raise BadUsage where a call does not fit a function's signature and annotations."""
     name = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
-    signature = inspect.signature(function)
-    try:
-        bound = signature.bind(*positional, **named).arguments
-    except TypeError as error:
-        raise _not_bound(signature, named, name, str(error)) from None
-    hints = _hints(function)
-    for argument, value in bound.items():
+    signature, hints = inspect.signature(function), _hints(function)
+    for argument, value in _bind(function, positional, named, name).items():
         kind = signature.parameters[argument].kind
         if argument in hints and kind not in (
             inspect.Parameter.VAR_KEYWORD,
             inspect.Parameter.VAR_POSITIONAL,
         ):
             _check(value, hints[argument], f"{name}({argument}=...)")
+
+
+def _bind(
+    function: Callable[..., object], positional: tuple[object, ...], named: Mapping[str, object], name: str
+) -> Mapping[str, object]:
+    """Return a call's arguments by name. Raises BadUsage where the function does not take them."""
+    signature = inspect.signature(function)
+    try:
+        return signature.bind(*positional, **named).arguments
+    except TypeError as error:
+        raise _not_bound(signature, named, name, str(error)) from None
 
 
 def check_fields(record: object) -> None:
@@ -80,7 +100,9 @@ def _not_bound(
     signature: inspect.Signature, named: Mapping[str, object], name: str, message: str
 ) -> BadUsage:
     by_name = [
-        p.name for p in signature.parameters.values() if p.kind is not inspect.Parameter.POSITIONAL_ONLY
+        p.name
+        for p in signature.parameters.values()
+        if p.kind is not inspect.Parameter.POSITIONAL_ONLY and p.name != "self"
     ]
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     unknown = [key for key in named if key not in by_name and not takes_any]
@@ -91,10 +113,10 @@ def _not_bound(
 
 def _shown(signature: inspect.Signature) -> str:
     any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    own = (p for p in signature.parameters.values() if p.kind not in any_number and p.name != "self")
+    own = [p for p in signature.parameters.values() if p.kind not in any_number and p.name != "self"]
     required = [p for p in own if p.default is p.empty]
-    named = (f"{p.name}=..." if p.kind is p.KEYWORD_ONLY else p.name for p in required)
-    return f"({', '.join(named)})"
+    named = [f"{p.name}=..." if p.kind is p.KEYWORD_ONLY else p.name for p in required]
+    return f"({', '.join(named or [f'{p.name}=...' for p in own[:1]])})"
 
 
 @cache

@@ -172,9 +172,7 @@ def _tell(device: ProfiledDevice, path: Path) -> None:
         f"them from before; by the roofline they are {percent(device.share)} of the work -> {path}"
     )
     if rest := device.kernels - device.known - len(device.unmeasured):
-        tell(
-            f"  {rest} not yet: run it again, or give a larger --budget; the roofline prices them meanwhile"
-        )
+        tell(f"  {rest} not yet: run it again, or give a larger --budget; the roofline prices them meanwhile")
     if device.unmeasured:
         tell(f"  {len(device.unmeasured)} cannot be run by themselves: the roofline prices them")
     for key, reason in list(device.unmeasured.items())[:MOST_REASONS]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from partc.compiler.comparison.difference_rows import difference_rows, sum_row, total_row
+from partc.compiler.comparison.difference_rows import difference_rows, signed, sum_row, total_row
 from partc.compiler.report.page import render_part
 from partc.compiler.report.units import count, seconds, shorten, size, with_arrow
 from partc.cost.comparison import Amount, ComparedSide, Comparison, Moved
@@ -13,6 +13,17 @@ from partc.cost.comparison import Amount, ComparedSide, Comparison, Moved
 MOST_ROWS = 16
 MOST_NAMES = 4
 NAME_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class SideFigures:
+    """What stands of a side at the top of the page."""
+
+    letter: str
+    name: str
+    kind: str  # predicted, measured
+    step: str
+    throughput: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,4 +137,20 @@ def comparison_page(comparison: Comparison) -> str:
         replace(table, rows=tuple(tuple(map(with_arrow, row)) for row in table.rows))
         for table in tables_of(comparison)
     ]
-    return render_part("comparison.html", {"headline": with_arrow(headline_of(comparison)), "tables": tables})
+    sides = comparison.before, comparison.after
+    figures = [
+        SideFigures(letter, side.name, side.kind, seconds(side.account.step_s), _throughput(side))
+        for letter, side in zip("AB", sides, strict=True)
+    ]
+    before_s, after_s = (side.account.step_s for side in sides)
+    context = {
+        "sides": figures,
+        "difference": signed(after_s - before_s),
+        "reason": _sentence(comparison.reason),
+        "tables": tables,
+    }
+    return render_part("comparison.html", context)
+
+
+def _sentence(reason: str) -> str:
+    return f"{with_arrow(reason[:1].upper() + reason[1:])}."

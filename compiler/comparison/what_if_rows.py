@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from partc.compiler.report.units import count, percent, seconds, size, with_arrow
+from partc.compiler.report.units import count, percent, plural, seconds, size, with_arrow
 from partc.cost.comparison import Dimension, PricedChange, PricedStep, WhatIf
 
 TITLES: dict[Dimension, str] = {
@@ -33,6 +33,7 @@ class ChangeRow:
     decisions: str
     not_priced: str
     share: float = 0.0
+    samples: str = ""  # of a step, where they are not the plan's
     is_plan: bool = False
 
     @property
@@ -123,6 +124,7 @@ def row_of(change: PricedChange, plan: PricedStep, longest_s: float) -> ChangeRo
         change.decisions,
         change.not_priced,
         _time_of_sample(change.compiled) / longest_s if change.compiled is not None and longest_s else 0.0,
+        _other_samples(price, plan),
     )
 
 
@@ -156,6 +158,13 @@ def _versus(price: PricedStep | None, plan: PricedStep) -> str:
     if abs(ratio - 1) < 0.005:
         return "as quick"
     return f"{ratio:.2f} times as quick" if ratio >= 1 else f"takes {1 / ratio:.2f} times as long"
+
+
+def _other_samples(price: PricedStep | None, plan: PricedStep) -> str:
+    """Return how many samples a step trains, where it is not as many as the plan's."""
+    if price is None or price.samples in (None, plan.samples):
+        return ""
+    return f"for {plural(price.samples, 'sample')}"
 
 
 def _throughput(price: PricedStep | None) -> str:

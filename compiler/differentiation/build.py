@@ -103,7 +103,7 @@ def _of_reasonable_size(forward: onnx.ModelProto) -> Iterator[None]:
 
 
 def _check_options(batch_size: BatchSize | None, reinit: int | None, optimizer: Optimizer) -> None:
-    has_step = callable(getattr(optimizer, "step", None))
+    has_step = callable(getattr(optimizer, "step", None)) and not isinstance(optimizer, type)
     wrong = [
         ("optimizer", optimizer, not has_step, "an optimizer, such as partc.SGD(0.1)"),
         ("--batch-size", batch_size, isinstance(batch_size, int) and batch_size < 1, "a size of at least 1"),

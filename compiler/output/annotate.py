@@ -7,7 +7,8 @@ device has tensors of its own, so nothing before the gradients is sharded. Rows 
 sharded over the hosts' servers. In a pipeline a node says its stage, and shards are on the stage's workers.
 Where operators have devices of their own, what is whole on these says so by a spec that divides nothing.
 
-A node's metadata names its segments and the ranks that run them; devices are numbered as ranks are.
+A node's metadata names its segments, the ranks that run them, and their devices; devices are numbered as
+ranks are. The model's documentation says so, for viewers that show no device configurations.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Replicate
 from partc.passes.layouts.meshes import Mesh, Meshes
 
 CONFIGURATION = "partc"
+DOC = "Annotated by partc: "  # what its sentence in the model's documentation begins with
+MOST_DEVICES = 8  # named of a node or of the model
 ANNOTATED_IR_VERSION = 11
 
 
@@ -46,6 +49,7 @@ def annotate(
     devices = [rank.device if rank.replica is not None else f"{rank.host}/server" for rank in ranks]
     configuration = annotated.configuration.add(name=CONFIGURATION, num_devices=len(devices))
     configuration.device.extend(devices)
+    annotated.doc_string = _documentation(model.doc_string, devices)
     at = ranks_at_sites(cluster, meshes)
     stages = {mesh.name: number for number, mesh in enumerate(meshes.each)} if is_pipeline(meshes) else {}
     workers = tuple(rank.rank for rank in ranks if rank.replica is not None)
@@ -66,8 +70,22 @@ def annotate(
             place.sharding_spec.extend(specs)
         if own_stages:
             place.pipeline_stage = own_stages[0]
-        _tell_segments(node, (segments or {}).get(node.name, ()))
+        titles = (segments or {}).get(node.name, ())
+        sites = dict.fromkeys(title.metadata["mesh"] for title in titles)
+        _tell_segments(node, titles, [devices[rank] for site in sites for rank in at[site]])
     return annotated
+
+
+def _documentation(before: str, devices: Sequence[str]) -> str:
+    """Return a model's documentation with a sentence on what partc says in it, once."""
+    named = _some([f"{rank} {device}" for rank, device in enumerate(devices)])
+    own = f"{DOC}every node's metadata has its segments, ranks and devices. Ranks: {named}."
+    return "\n\n".join(filter(None, (before.partition(DOC)[0].rstrip(), own)))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_DEVICES
+    return ", ".join(names[:MOST_DEVICES]) + (f" and {more} more" if more > 0 else "")
 
 
 def is_pipeline(meshes: Meshes) -> bool:
@@ -75,8 +93,8 @@ def is_pipeline(meshes: Meshes) -> bool:
     return len(meshes.each) > 1 and all(mesh.name == f"stage{n}" for n, mesh in enumerate(meshes.each))
 
 
-def _tell_segments(node: onnx.NodeProto, titles: Sequence[SegmentTitle]) -> None:
-    """Say in the node's metadata in which segments it is, and on which ranks they run."""
+def _tell_segments(node: onnx.NodeProto, titles: Sequence[SegmentTitle], devices: Sequence[str]) -> None:
+    """Say in the node's metadata in which segments it is, and on which ranks and devices they run."""
     other_entries = [entry for entry in node.metadata_props if not entry.key.startswith(KEY)]
     del node.metadata_props[:]
     node.metadata_props.extend(other_entries)
@@ -84,6 +102,7 @@ def _tell_segments(node: onnx.NodeProto, titles: Sequence[SegmentTitle]) -> None
         node.metadata_props.add(key=f"{KEY}segment", value=",".join(title.name for title in titles))
         ranks = dict.fromkeys(title.metadata["ranks"] for title in titles)
         node.metadata_props.add(key=f"{KEY}ranks", value=",".join(ranks))
+        node.metadata_props.add(key=f"{KEY}devices", value=_some(devices))
 
 
 def _specs(

@@ -9,6 +9,7 @@ import onnx
 from partc.compiler.output.plan_files import PlanFiles
 from partc.compiler.output.title_segments import SegmentTitler
 from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks, ranks_at_sites
+from partc.compiler.planning.price_messages import MessagePrices
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.measured_kernels import NO_TIMES, prices_sha256
@@ -30,6 +31,7 @@ from partc.passes.scheduling.bucket_communications import (
     whole_shapes,
 )
 from partc.passes.scheduling.divide_pieces import BucketPiece, divide_pieces
+from partc.passes.scheduling.join_sums import join_sums
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.order_by_time import lead_first, order_by_time, ready_slots, step_s
@@ -173,9 +175,10 @@ def _in_order(
     """
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
-    in_buckets = partial(
-        bucket_communications, lowered, whole_shapes(analysis.facts, lowered), rows, bucket_bytes(cluster)
-    )
+    shapes, limit_bytes = whole_shapes(analysis.facts, lowered), bucket_bytes(cluster)
+    prices = MessagePrices(lowered, cluster, _slowest_link(cluster))
+    join_sums(lowered, lambda way: bucket_communications(way, shapes, rows, limit_bytes), position_of, prices)
+    in_buckets = partial(bucket_communications, lowered, shapes, rows, limit_bytes)
     has_times = len(lowered.meshes.each) > 1 and find_repeated(lowered).count == 1
     buckets = in_buckets()
     timed = in_buckets(slots=ready_slots(lowered, position_of, seconds)) if has_times else {}

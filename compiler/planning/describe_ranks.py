@@ -42,10 +42,11 @@ def _mesh_groups(
     meshes = lowered.meshes
     is_plain = meshes.axes == 1 and meshes.sites == (WORKER,)  # `workers` is its only group
     members = {mesh.name: tuple(workers[worker] for worker in mesh.workers) for mesh in meshes.each}
+    joint = {mesh.name: _joint_axes(lowered, mesh.name) for mesh in meshes.each}
     groups = {
-        mesh.group(axis): tuple(tuple(members[mesh.name][at] for at in line) for line in mesh.lines(axis))
+        mesh.group(axes): tuple(tuple(members[mesh.name][at] for at in line) for line in mesh.lines(axes))
         for mesh in meshes.each
-        for axis in range(0 if is_plain else len(mesh.grid))
+        for axes in (() if is_plain else [*((axis,) for axis in range(len(mesh.grid))), *joint[mesh.name]])
     }
     for start in instructions:
         if isinstance(start, Start) and start.exchange is not None:
@@ -53,6 +54,12 @@ def _mesh_groups(
         elif isinstance(start, Start) and start.group == name_way(start.senders, start.receivers):
             groups[start.group] = tuple(zip(members[start.senders], members[start.receivers], strict=True))
     return groups
+
+
+def _joint_axes(lowered: LoweredGraph, site: Site) -> list[tuple[int, ...]]:
+    """Return the axes of a mesh along which its ranks meet in one communication, where these are several."""
+    met = (node.attrs.get("axes", ()) for node in lowered.nodes if node.attrs.get("site") == site)
+    return sorted({axes for axes in met if len(axes) > 1})
 
 
 def describe_ranks(
@@ -158,7 +165,7 @@ class _Describer:
         slices: list[Slice] = []
         for value, parameter, bucket, index in self._program.owned_slices:
             if parameter is None and (place := self._places.get(bucket.site)) is not None:
-                piece = bucket.pieces[index][place[bucket.axis]]
+                piece = bucket.pieces[index][place[bucket.axes[0]]]
                 slices.append(Slice(value, bucket.name, piece.offset, piece.shape))
             elif parameter is not None and self._server is not None:
                 row = bucket.shapes[index][1:]

@@ -12,9 +12,10 @@ from partc.compiler.planning.stage_prices import StagePrices
 from partc.compiler.report.units import join_words, percent, ranges, seconds, size
 from partc.cost.strategy import Strategy
 from partc.passes.search.operators.forward_nodes import find_variables_behind
-from partc.passes.search.stages.cut_stages import UNEVEN, StageLine, stage_line
+from partc.passes.search.stages.cut_stages import StageLine, stage_line
 from partc.passes.search.stages.shared_weights import PipelineTraffic, SharedPipeline
 
+UNEVEN = 1.5  # of the busiest stage's time by the mean: what is more is warned of
 IDLE = 0.1  # of the mean of all stages: who computes less has next to nothing to do
 NAMES_TOLD = 2
 

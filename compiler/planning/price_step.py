@@ -5,9 +5,11 @@
 This is the plan that would be compiled, so its time is the one that a compilation predicts, to the last bit.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from partc.compiler.options import Options
+from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.cost.cluster.cluster import Cluster, ranks_of, shares_places
@@ -18,6 +20,7 @@ from partc.passes.analysis import Analysis
 from partc.passes.distribute import lower_step
 from partc.passes.indexed_rows.expected_rows import expect_rows
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.runtime.errors import NoPlacement
 
 # Pricing takes a seventh of compiling a large graph, and less of a small one's, since a compilation writes
 # and reports as well: all of it is to take as long again at most (docs/decisions/020-whole-steps.md).
@@ -33,6 +36,13 @@ REQUIRED_GAIN = 0.03
 REQUIRED_GAIN_OVERSUBSCRIBED = 0.25
 
 
+@dataclass(frozen=True)
+class _Seconds:
+    """What a step takes; None: it does not fit."""
+
+    step_s: float | None
+
+
 class StepPricer:
     """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next."""
 
@@ -43,7 +53,8 @@ class StepPricer:
         self._facts = facts
         self._cluster = cluster
         self._options = options
-        self._quickest: tuple[float, Strategy, LoweredGraph] | None = None
+        self._quickest: tuple[float, Strategy, LoweredGraph | None] | None = None
+        self._expected: list[tuple[Strategy, Ahead[_Seconds]]] = []
 
     @property
     def evaluations(self) -> int:
@@ -65,10 +76,40 @@ class StepPricer:
 
     def __call__(self, strategy: Strategy) -> float:
         """Return the simulated seconds of a step. Raises NoPlacement where it does not fit."""
-        step_s, lowered = self._simulate(strategy, self._facts)
+        if (found_s := self._found_ahead(strategy)) is not None:
+            step_s, lowered = found_s, None
+        else:
+            step_s, lowered = self._simulate(strategy, self._facts)
         if self._quickest is None or step_s < self._quickest[0]:
             self._quickest = (step_s, strategy, lowered)
         return step_s
+
+    def expect(self, strategy: Strategy | None) -> None:
+        """Begin to price what will be asked after the next, if there is a core for it. None: nothing will."""
+        if strategy is None or any(expected == strategy for expected, _ in self._expected):
+            return
+        if is_worthwhile(len(self._analysis.training.graph.nodes)):
+            self._expected.append((strategy, Ahead(partial(self._seconds, strategy), _Seconds)))
+
+    def end(self) -> None:
+        """Give up what was expected: nothing more is asked."""
+        for _, ahead in self._expected:
+            ahead.end()
+        self._expected.clear()
+
+    def _seconds(self, strategy: Strategy) -> "_Seconds":
+        try:
+            return _Seconds(self._simulate(strategy, self._facts)[0])
+        except NoPlacement:
+            return _Seconds(None)
+
+    def _found_ahead(self, strategy: Strategy) -> float | None:
+        """Return what another process found, None if nothing, or that it does not fit."""
+        places = [place for place, (expected, _) in enumerate(self._expected) if expected == strategy]
+        if not places:
+            return None
+        _, ahead = self._expected.pop(places[0])
+        return ahead.result().step_s
 
     def with_fewer_rows(self, strategy: Strategy, share: float) -> float:
         """Return the seconds if a step touched only a share of the rows that are assumed, not measured."""
@@ -83,7 +124,7 @@ class StepPricer:
         if self._quickest is None or self._quickest[1].parameters != strategy.parameters:
             return None
         lowered = self._quickest[2]
-        return None if lowered.has_grown else lowered
+        return None if lowered is None or lowered.has_grown else lowered
 
     @paused_collection()
     def _simulate(self, strategy: Strategy, facts: tuple[SyncFacts, ...]) -> tuple[float, LoweredGraph]:

@@ -273,10 +273,10 @@ def _within_a_sentence(words: str) -> str:
 
 
 def _along(start: Start) -> str:
-    """Name the ranks of a mesh that meet along one of its axes."""
-    site, _, axis = start.group.partition(".")
+    """Name the ranks of a mesh that meet along one of its axes, or several."""
+    site, _, axes = start.group.partition(".")
     of = "" if site == "worker" else f" of {site}"
-    return f"the ranks along {axis}{of}" if axis else f"the ranks of {start.senders}"
+    return f"the ranks along {axes.replace('*', ' and ')}{of}" if axes else f"the ranks of {start.senders}"
 
 
 def _receivers(start: Start) -> str:

@@ -2,10 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import onnx
 
@@ -52,6 +52,15 @@ class SegmentRow:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentGroup:
+    """Files of equal work: the first, what the others are called, and where all of them run."""
+
+    first: SegmentRow
+    alike: tuple[str, ...]  # S4 (004-stage1-forward.onnx)
+    sites: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramStep:
     """One instruction."""
 
@@ -76,6 +85,26 @@ def describe_segments(plan: Plan, folder: Path) -> tuple[SegmentRow, ...]:
     return tuple(
         _segment(f"S{i}", run, plan, variable_of, folder) for i, run in enumerate(_first_runs(plan), 1)
     )
+
+
+def group_segments(rows: Iterable[SegmentRow]) -> tuple[SegmentGroup, ...]:
+    """Return the segments, those together that do equal work on as many ranks and write no variables."""
+    groups: dict[object, list[SegmentRow]] = {}
+    for row in rows:
+        alone = row.name if row.updates else ""
+        groups.setdefault((row.nodes, row.ops, row.work, row.touched, row.ranks, alone), []).append(row)
+    return tuple(
+        SegmentGroup(
+            same[0],
+            tuple(f"{row.name} ({PurePosixPath(row.path).stem})" for row in same[1:]),
+            _sites(list(dict.fromkeys(row.site for row in same))),
+        )
+        for same in groups.values()
+    )
+
+
+def _sites(sites: Sequence[str]) -> str:
+    return sites[0] if len(sites) == 1 else f"{sites[0]} and {len(sites) - 1} more"
 
 
 def segment_names(plan: Plan) -> dict[str, str]:

@@ -25,7 +25,7 @@ from partc.compiler.report.describe_assumptions import (
     describe_sparsity,
     whole_ops,
 )
-from partc.compiler.report.describe_program import describe_listings
+from partc.compiler.report.describe_program import describe_listings, group_segments
 from partc.compiler.report.draw_operators import draw_operators
 from partc.compiler.report.methods import EXPLANATIONS
 from partc.compiler.report.section import ReportSource
@@ -106,18 +106,20 @@ def variables_section(source: ReportSource) -> Values:
     """List all variables."""
     compilation = source.compilation
     choices = compilation.costs.choices
+    rows = describe_variables(compilation.plan, choices, source.facts)
     return {
-        "variables": describe_variables(compilation.plan, choices, source.facts),
+        "variables": rows,
+        "has_prices": any(row.times for row in rows),
         "reasons": group_reasons(priced_as_kept(compilation.plan, choices)),
         "unpriced": _why_unpriced(compilation.plan),
     }
 
 
 def _why_unpriced(plan: Plan) -> str:
-    """Say how a parameter is exchanged whose ways have no prices."""
+    """Say how parameters are exchanged whose ways have no prices."""
     if plan.asynchronous:
         return "pulled and pushed by each worker by itself"
-    return "nothing to exchange: one replica" if plan.replicas == 1 else "exchanged as its mesh says"
+    return "no replicas to exchange it with" if plan.replicas == 1 else "exchanged as its mesh says"
 
 
 def assumptions_section(source: ReportSource) -> Values:
@@ -139,7 +141,7 @@ def assumptions_section(source: ReportSource) -> Values:
 def program_section(source: ReportSource) -> Values:
     """List segments and instructions."""
     listings = describe_listings(source.compilation.plan, source.segments, source.words)
-    return {"segments": source.segments, "listings": listings}
+    return {"groups": group_segments(source.segments), "files": len(source.segments), "listings": listings}
 
 
 def what_if_section(source: ReportSource) -> Mapping[str, object] | None:

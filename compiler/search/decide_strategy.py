@@ -8,25 +8,33 @@
                         than what was priced
 
 How many names are priced depends on the graph alone, never on the clock: compiling twice gives the same plan.
+Of large graphs a second core estimates names while the first prices data parallelism, and prices every other
+name; what is priced, and what of it counts, is the same on one core.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.importing.read_annotations import has_annotations, strategy_of_annotations
 from partc.compiler.options import Options
-from partc.compiler.pipeline import ROW_ESTIMATE, PipelinePhase, run
+from partc.compiler.pipeline import CHOICE, ROW_ESTIMATE, PipelinePhase, run
+from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.name_what_fits import names_by_need
-from partc.compiler.search.rank_names import family_of, rank_names
+from partc.compiler.search.rank_names import NameEstimate, Promise, estimate_names, family_of, in_order
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.compiler.settle_options import begin_compilation, fill_sizes
 from partc.cost.assignment.search_strategy import DATA_PARALLEL, TIE, Tried
 from partc.cost.cluster.cluster import Cluster
+from partc.passes.analysis import WeightAxis
 from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.layouts.layouts import Split
 from partc.runtime.errors import DoesNotFit
 from partc.runtime.log import log
 
@@ -37,6 +45,7 @@ MOST_NAMES = 16
 ESTIMATED_NODES, FEWEST_ESTIMATED = 60_000, 8
 
 Read = Callable[[], TrainingGraph]
+Estimates = Callable[[], Sequence[NameEstimate]]
 
 
 @paused_collection()
@@ -74,20 +83,28 @@ def _decide(
         run(phases, compilation)
         return compilation
     refusal: DoesNotFit | None = None
-    try:
-        run(phases, compilation)
-        if compilation.analysis.per_replica or compilation.workers == 1:
-            return compilation
-        compilation.compared = _data_parallel(compilation)
-    except DoesNotFit as error:
-        refusal = error
-    price = _price_of_names(compilation, read)
-    named = tuple(_price_names(compilation, price, refusal is not None))
+    estimates: Estimates = tuple
+    cut = phases.index(CHOICE)
+    with ExitStack() as processes:
+        try:
+            run(phases[:cut], compilation)
+            if not compilation.analysis.per_replica and compilation.workers > 1:
+                estimates = _begin_estimates(compilation, processes)
+            run((CHOICE,), compilation)
+            if compilation.analysis.per_replica or compilation.workers == 1:
+                run(phases[cut + 1 :], compilation)
+                return compilation
+            compilation.compared = _data_parallel(compilation)
+        except DoesNotFit as error:
+            refusal = error
+        price = _price_of_names(compilation, read)
+        named = tuple(_price_names(compilation, price, estimates, refusal is not None))
     best = min(named, key=attrgetter("step_s"), default=None)
     if best is None and refusal is not None:
         raise refusal
     ways, compilation.compared = compilation.compared, (*compilation.compared, *map(_tried, named))
     if best is None or (ways and best.step_s * (1 + TIE) >= ways[0].step_s):
+        run(phases[cut + 1 :], compilation)
         return compilation
     return _take(best, compilation, price)
 
@@ -153,7 +170,9 @@ def _price_of_names(compilation: Compilation, read: Read) -> WholeSteps:
     return price
 
 
-def _price_names(compilation: Compilation, price: WholeSteps, is_refused: bool) -> Iterator[Priced]:
+def _price_names(
+    compilation: Compilation, price: WholeSteps, estimates: Estimates, is_refused: bool
+) -> Iterator[Priced]:
     """Yield the prices of names that are worth one, without those that are refused.
 
     Where nothing fits so far, not even a name, the first that does of those that need less is the last.
@@ -162,7 +181,7 @@ def _price_names(compilation: Compilation, price: WholeSteps, is_refused: bool) 
     names = ["fsdp"] if per_replica else list(names_for(compilation.worker_hosts))
     with compilation.watch.phase("price names"):
         if not per_replica and not is_refused:
-            yield from _price_promising(compilation, price, names)
+            yield from _price_promising(compilation, price, estimates())
             return
         yield from filter(None, (price(name, name) for name in names[:MOST_NAMES]))
         if is_refused and not price.priced:
@@ -171,20 +190,88 @@ def _price_names(compilation: Compilation, price: WholeSteps, is_refused: bool) 
                 yield fitting
 
 
-def _price_promising(compilation: Compilation, price: WholeSteps, names: Sequence[str]) -> Iterator[Priced]:
-    """Yield the prices of each family's best, and of others, that are not estimated to be far slower."""
+@dataclass(frozen=True)
+class _Estimated:
+    """What a process finds: estimates, and where weights are split, which pricing asks as well."""
+
+    names: tuple[NameEstimate, ...]
+    weight_splits: tuple[tuple[WeightAxis, Mapping[str, Split]], ...]
+
+
+def _begin_estimates(compilation: Compilation, processes: ExitStack) -> Estimates:
+    """Return what returns the estimates of names, which a second core begins to make."""
     nodes = max(1, len(compilation.training.graph.nodes))
+    names = list(names_for(compilation.worker_hosts))[: max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes)]
+    known = compilation.analysis.weight_splits
+
+    def estimate() -> _Estimated:
+        return _Estimated(estimate_names(compilation, names), tuple(known.items()))
+
+    if not is_worthwhile(nodes):
+        return lambda: estimate().names
+    ahead = processes.enter_context(Ahead(estimate, _Estimated))
+
+    def receive() -> tuple[NameEstimate, ...]:
+        found = ahead.result()
+        known.update(found.weight_splits)
+        return found.names
+
+    return receive
+
+
+@dataclass
+class _Choice:
+    """Chooses which name is priced next. `further`: how many are priced when each family's best has been."""
+
+    promises: Sequence[Promise]
+    further: int
+    place: int = 0
+    tried: int = 0
+
+    def following(self, least_s: float) -> str | None:
+        """Return the next name where the quickest step so far takes so long; None: none is worth its plan."""
+        for place in range(self.place, len(self.promises)):
+            promise = self.promises[place]
+            passed = {family_of(each.name) for each in self.promises[:place]}
+            is_further = family_of(promise.name) in passed
+            if promise.least_s > least_s or (is_further and self.tried >= self.further):
+                continue
+            self.place, self.tried = place + 1, self.tried + 1
+            return promise.name
+        return None
+
+
+@dataclass(frozen=True)
+class _Found:
+    priced: Priced | None
+
+
+def _price_promising(
+    compilation: Compilation, price: WholeSteps, estimates: Sequence[NameEstimate]
+) -> Iterator[Priced]:
+    """Yield the prices of each family's best, and of others, that are not estimated to be far slower.
+
+    While one is priced a second core prices the one that is next, unless the first turns out so quick that
+    another is.
+    """
     least_s = compilation.compared[0].step_s
-    families: set[str] = set()
-    tried = 0
-    estimated = names[: max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes)]
-    for promise in rank_names(compilation, estimated, least_s):
-        family = family_of(promise.name)
-        is_further = family in families
-        families.add(family)
-        if promise.least_s > least_s or (is_further and tried >= _count_tried(compilation)):
-            continue
-        tried += 1
-        if (priced := price(promise.name, promise.name)) is not None:
-            least_s = min(least_s, priced.step_s)
-            yield priced
+    choice = _Choice(in_order(estimates, least_s), _count_tried(compilation))
+    is_forked = is_worthwhile(len(compilation.training.graph.nodes))
+    with ExitStack() as processes:
+        ahead: dict[str, Ahead[_Found]] = {}
+        while (name := choice.following(least_s)) is not None:
+            if name in ahead:
+                priced = ahead.pop(name).result().priced
+            else:
+                following = copy(choice).following(least_s) if is_forked else None
+                if following is not None:
+                    job = partial(_found, price, following)
+                    ahead = {following: processes.enter_context(Ahead(job, _Found))}
+                priced = price(name, name)
+            if priced is not None:
+                least_s = min(least_s, priced.step_s)
+                yield priced
+
+
+def _found(price: WholeSteps, name: str) -> _Found:
+    return _Found(price(name, name))

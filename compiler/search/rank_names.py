@@ -41,19 +41,55 @@ class Promise:
     least_s: float
 
 
-@paused_collection()
+@dataclass(frozen=True, slots=True)
+class NameEstimate:
+    """A name, and what is known of its step before data parallelism is priced.
+
+    alone_s  of a pipeline: its step
+    gain     of what is told from data parallelism: by how much its estimate may be too long; 0: a pipeline
+    saved_s, moved_s  of one weird trick: sums of dense gradients, and sums as long as the activations that
+             are gathered
+    """
+
+    name: str
+    alone_s: float = 0.0
+    gain: float = 0.0
+    saved_s: float = 0.0
+    moved_s: float = 0.0
+
+    def promise(self, data_parallel_s: float) -> Promise:
+        """Return what the name promises where data parallelism takes so long; 0: it does not fit."""
+        if not self.gain:
+            return Promise(self.name, self.alone_s, self.alone_s / FAR_SLOWER)
+        estimated_s = max(0.0, data_parallel_s - self.saved_s) + self.moved_s
+        least_s = max(data_parallel_s - MOST_SAVED * self.saved_s, estimated_s / FAR_SLOWER) / self.gain
+        return Promise(self.name, estimated_s, least_s if data_parallel_s else 0.0)
+
+
 def rank_names(first: Compilation, names: Iterable[str], data_parallel_s: float | None) -> list[Promise]:
     """Return names in the order in which they are worth a plan; without pipelines of more stages than nodes.
 
     `first`: data parallelism of the step, analysed; one batch for all. `data_parallel_s`: its step, None
     where it does not fit: what is told from it promises most then.
     """
-    promises = sorted(_promises(first, names, data_parallel_s or 0.0), key=lambda each: each.estimated_s)
+    return in_order(estimate_names(first, names), data_parallel_s)
+
+
+def in_order(estimates: Iterable[NameEstimate], data_parallel_s: float | None) -> list[Promise]:
+    """Return the names in the order in which they are worth a plan, by what is known of them."""
+    promises = [estimate.promise(data_parallel_s or 0.0) for estimate in estimates]
+    promises.sort(key=lambda each: each.estimated_s)
     best_of_family = {family_of(promise.name): promise for promise in reversed(promises)}.values()
     return sorted(promises, key=lambda each: each not in best_of_family)
 
 
-def _promises(first: Compilation, names: Iterable[str], data_parallel_s: float) -> Iterator[Promise]:
+@paused_collection()
+def estimate_names(first: Compilation, names: Iterable[str]) -> tuple[NameEstimate, ...]:
+    """Return what is known of names; without pipelines of more stages than nodes."""
+    return tuple(_estimates(first, names))
+
+
+def _estimates(first: Compilation, names: Iterable[str]) -> Iterator[NameEstimate]:
     pipelines = StepPipelines(first)
     hosts = first.worker_hosts
     on_host = hosts.count(hosts[0])
@@ -63,16 +99,15 @@ def _promises(first: Compilation, names: Iterable[str], data_parallel_s: float) 
         named = parse_named(name)
         assert named is not None, "a name"
         if named.splits_dense:
-            yield _one_weird_trick(name, pipelines, data_parallel_s)
+            yield _one_weird_trick(name, pipelines)
         elif "spatial" in named.sizes:
-            yield Promise(name, data_parallel_s, data_parallel_s / SPATIAL_GAIN)
+            yield NameEstimate(name, gain=SPATIAL_GAIN)
         elif (pipeline := pipeline_of(pipelines, named)) is not None:
-            estimated_s = estimate.step_s(pipeline)
-            yield Promise(name, estimated_s, estimated_s / FAR_SLOWER)
+            yield NameEstimate(name, alone_s=estimate.step_s(pipeline))
 
 
-def _one_weird_trick(name: str, pipelines: StepPipelines, data_parallel_s: float) -> Promise:
-    """Promise what data parallelism takes without sums of dense gradients, and with activations gathered.
+def _one_weird_trick(name: str, pipelines: StepPipelines) -> NameEstimate:
+    """Estimate what data parallelism takes without sums of dense gradients, and with activations gathered.
 
     An activation is gathered on the way forward, and its gradient scattered: together as long as a sum.
     """
@@ -82,9 +117,7 @@ def _one_weird_trick(name: str, pipelines: StepPipelines, data_parallel_s: float
     nbytes = sum(analysis.facts.nbytes(gradient) for gradient in gradients if gradient is not None)
     summed_s = prices.sum_s(nbytes, range(workers)) if nbytes else 0.0
     moved_s = sum(prices.sum_s(analysis.facts.nbytes(each), range(workers)) for each in activations)
-    estimated_s = max(0.0, data_parallel_s - summed_s) + moved_s
-    least_s = max(data_parallel_s - MOST_SAVED * summed_s, estimated_s / FAR_SLOWER)
-    return Promise(name, estimated_s, least_s if data_parallel_s else 0.0)
+    return NameEstimate(name, gain=1.0, saved_s=summed_s, moved_s=moved_s)
 
 
 def family_of(name: str) -> str:

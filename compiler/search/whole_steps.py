@@ -1,6 +1,6 @@
 """Price strategies by their whole steps, laid out, lowered and scheduled as `compile` does it.
 
-The step is read and analysed once: strategies share that, but for those that write nodes of the graph anew.
+The step is read and analysed once: strategies share that; those that write nodes of the graph anew copy it.
 """
 
 import time
@@ -72,8 +72,12 @@ class WholeSteps:
         return next((priced for name in names if (priced := self(name, name)) is not None), None)
 
     def compilation_of(self, priced: Priced) -> Compilation:
-        """Return the compilation of the quickest so far, decided and lowered as `compile` does it."""
-        assert self._quickest is not None and self._quickest[0].name == priced.name, "the quickest"
+        """Return the compilation of a name that was priced, decided and lowered as `compile` does it."""
+        if self._quickest is None or self._quickest[0].name != priced.name:  # another process priced it
+            compilation = self._begin(replace(self.options, strategy=priced.name))
+            self._analyse(compilation)
+            run((CHOICE, LOWERING), compilation)
+            return compilation
         compilation = self._quickest[1]
         if compilation.lowered.has_grown:
             run((LOWERING_AS_DECIDED,), compilation)
@@ -119,11 +123,7 @@ class WholeSteps:
         compilation.sparsity = first.sparsity
         compilation.departures = first.departures if first.analysis.per_replica else ()
         compilation.analysis = replace(first.analysis, replicas=compilation.replicas)
-        compilation.analyse_own = self._analyse_own
-
-    def _analyse_own(self, compilation: Compilation) -> None:
-        compilation.training = self.read()
-        run(ANALYSE, compilation)
+        compilation.shares_graph = True
 
     def _note_first(self, compilation: Compilation) -> None:
         """Keep the first step that was analysed, whose batch and total batch the others have."""

@@ -6,6 +6,7 @@ dense ones where that moves less.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -112,9 +113,9 @@ class UpdateWriter:
         sums, summed_layout = _sums_of(native, layout if is_here else Layout(""), is_sparse)
         nbytes = self._local(term.name, native, placed.layout.mesh)
         if is_sparse:
-            nbytes *= prod(placed.layout.mesh.size(axis) for kind, axis in sums if kind == "all_gather")
+            nbytes *= prod(placed.layout.mesh.size(*axes) for kind, axes in sums if kind == "all_gather")
             if 2 * own < nbytes:
-                sums, nbytes = tuple(("all_reduce", axis) for _, axis in sums), own
+                sums, nbytes = (("all_reduce", tuple(sorted(chain(*(axes for _, axes in sums))))),), own
         if sums:
             of_mesh.sums[sums] = of_mesh.sums.get(sums, 0) + nbytes
         if not is_here or summed_layout.placements != layout.placements:
@@ -135,8 +136,8 @@ class UpdateWriter:
         else:
             ends = self._joined(draft, of_mesh)
         for sums, nbytes in of_mesh.sums.items():
-            for kind, axis in sums:
-                draft.sum_along(placed, kind, axis, nbytes, ends)
+            for kind, axes in sums:
+                draft.sum_along(placed, kind, axes, nbytes, ends)
         homes: Ints = np.array(list(of_mesh.homes), np.int32)
         if of_mesh.sent:
             members = np.array(tuple(dict.fromkeys((*placed.workers, *of_mesh.homes))), np.int32)
@@ -161,15 +162,19 @@ class UpdateWriter:
 def _sums_of(native: Layout, home: Layout, is_sparse: bool) -> tuple[tuple[Sum, ...], Layout]:
     """Return the collectives that sum a term where it is made, and its layout behind them."""
     sums: list[Sum] = []
+    reduced: list[int] = []
     layout = native
     for axis, placement in enumerate(native.placements):
         home_placement = home.along(axis)
-        if isinstance(placement, Partial):
-            sums.append(("reduce_scatter" if isinstance(home_placement, Split) else "all_reduce", axis))
-            layout = layout.with_along(
-                axis, home_placement if isinstance(home_placement, Split) else Replicate()
-            )
-        elif is_sparse and isinstance(placement, Split) and placement.axis == 0:
-            sums.append(("all_gather", axis))
+        if isinstance(placement, Partial) and isinstance(home_placement, Split):
+            sums.append(("reduce_scatter", (axis,)))
+            layout = layout.with_along(axis, home_placement)
+        elif isinstance(placement, Partial):
+            reduced.append(axis)
             layout = layout.with_along(axis, Replicate())
+        elif is_sparse and isinstance(placement, Split) and placement.axis == 0:
+            sums.append(("all_gather", (axis,)))
+            layout = layout.with_along(axis, Replicate())
+    if reduced:
+        sums.append(("all_reduce", tuple(reduced)))
     return tuple(sums), layout

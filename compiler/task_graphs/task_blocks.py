@@ -26,7 +26,7 @@ from partc.passes.search.operators.grouped_step import Way
 NOT_HERE = -1  # in place of a worker's task
 
 Task = tuple[int, int]  # the slot of its block, and its index there
-Sum = tuple[CollectiveKind, int]  # along which mesh axis
+Sum = tuple[CollectiveKind, tuple[int, ...]]  # along which mesh axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +63,18 @@ class PlacedGroup:
         """Return the workers at the mesh's places, int32[places]."""
         return np.array(self.workers, np.int32)
 
-    def lines(self, axis: int) -> tuple[tuple[int, ...], ...]:
-        """Return the workers of every line along an axis, where that is more than one."""
-        return _lines(self.place, axis)
+    def lines(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the workers who meet along axes, one or several, where they are more than one."""
+        return _lines(self.place, axes)
 
 
 @lru_cache(maxsize=1 << 14)
-def _lines(place: MeshPlace, axis: int) -> tuple[tuple[int, ...], ...]:
+def _lines(place: MeshPlace, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     mesh = Mesh("own", place.axes)
-    if mesh.size(axis) == 1:
+    lines = mesh.lines(axes)
+    if len(lines[0]) == 1:
         return ()
-    return tuple(tuple(place.workers[position] for position in line) for line in mesh.lines(axis))
+    return tuple(tuple(place.workers[position] for position in line) for line in lines)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,13 +208,24 @@ class Draft:
         return task
 
     def sum_along(
-        self, placed: PlacedGroup, kind: CollectiveKind, axis: int, nbytes: int, ends: Ends
+        self, placed: PlacedGroup, kind: CollectiveKind, axes: tuple[int, ...], nbytes: int, ends: Ends
     ) -> None:
-        """Add a collective of every line along a mesh axis, behind `ends`, which it changes."""
-        for members in placed.lines(axis):
-            moved = self._prices.collective(kind, nbytes, members)
-            at = np.array(members, np.int32)
-            ends.put(at, self.communicate(moved, at, ends))
+        """Add a collective of all who meet along mesh axes, behind `ends`, which it changes.
+
+        Several axes are summed along at once, or one after the other, the last first, if that takes less.
+        """
+        in_turn = tuple((axis,) for axis in reversed(axes))
+        for way in min({(axes,), in_turn}, key=lambda way: (self._sums_s(placed, kind, way, nbytes), way)):
+            for members in placed.lines(way):
+                moved = self._prices.collective(kind, nbytes, members)
+                at = np.array(members, np.int32)
+                ends.put(at, self.communicate(moved, at, ends))
+
+    def _sums_s(
+        self, placed: PlacedGroup, kind: CollectiveKind, ways: tuple[tuple[int, ...], ...], nbytes: int
+    ) -> float:
+        every = [[self._prices.collective(kind, nbytes, line) for line in placed.lines(way)] for way in ways]
+        return sum(PER_COMMUNICATION_S + max(m.seconds for m in lines) for lines in every if lines)
 
     def finish(
         self,
@@ -277,16 +289,16 @@ def write_computing(prices: TaskPrices, inputs: ComputingInputs) -> TaskBlock:
         draft.wait_for_ends(Ends.of(done, slot, workers), placed.at, tasks)
     ends = Ends(workers)
     ends.put(placed.at, tasks)
-    for (_, kind, axis), nbytes in sorted(collectives.items()):
-        draft.sum_along(placed, kind, axis, nbytes, ends)
+    for (_, kind, axes), nbytes in sorted(collectives.items()):
+        draft.sum_along(placed, kind, axes, nbytes, ends)
     return draft.finish(done=LastTasks.of(ends.indices))
 
 
-def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, int], int]:
-    """Return a way's collectives, those of a level, kind and axis as one: bytes."""
-    joined: dict[tuple[int, CollectiveKind, int], int] = {}
+def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, tuple[int, ...]], int]:
+    """Return a way's collectives, those of a level, kind and axes as one: bytes."""
+    joined: dict[tuple[int, CollectiveKind, tuple[int, ...]], int] = {}
     for each in layout.collectives[way]:
-        key = each.level, each.kind, each.axis
+        key = each.level, each.kind, each.axes
         joined[key] = joined.get(key, 0) + each.nbytes
     return joined
 

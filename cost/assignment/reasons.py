@@ -37,14 +37,14 @@ def _mechanisms(fact: SyncFacts, how: Synchronisation) -> Iterator[str]:
     if how.post_aggregation == "worker":
         yield " Ops between the summed gradient and the update run on the workers, which fetch the sum."
     if how.on_servers:
-        saved = 1 - fact.boundary_share
-        yield f" The servers run {', '.join(how.on_servers)}, which saves {saved:.0%} of what is fetched."
+        saved = f"{(1 - fact.boundary_share) * 100:.0f} %"
+        yield f" The servers run {', '.join(how.on_servers)}, which saves {saved} of what is fetched."
 
 
 def _sparse_background(fact: SyncFacts) -> str:
     return (
         f"One replica touches about {fact.touched_rows:,.0f} of its {fact.rows:,} rows in a step "
-        f"({fact.touched_rows / max(1, fact.rows):.2%}), "
+        f"({fact.touched_rows / max(1, fact.rows) * 100:.2f} %), "
         f"{'as measured from sample data' if fact.distinct else 'if all were drawn alike'}."
     )
 

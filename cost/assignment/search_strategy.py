@@ -13,8 +13,9 @@ What a step takes is behind one function, so that any price may stand there. How
 depends on the graph and the cluster alone, never on the clock: compiling twice gives the same plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from math import inf
 from typing import Protocol
 
@@ -42,6 +43,9 @@ class StepPrice(Protocol):
     def __call__(self, strategy: Strategy) -> float:
         """Return the seconds of a step. Raises NoPlacement where it does not fit."""
 
+    def expect(self, strategy: Strategy | None) -> None:
+        """Hear what will probably be asked after the next, None: nothing more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
@@ -64,10 +68,11 @@ def search_steps(
     if len(distinct) == 1 and not any(True for _ in candidates.moves(distinct[0])):
         return distinct[0], ()
     fitting: list[tuple[Candidate, float]] = []
-    for candidate in distinct:
+    for place, candidate in enumerate(distinct):
         least_s = min((step_s for _, step_s in fitting), default=inf)
         if candidate.certain_s * LEAST_SHARE > least_s:
             continue
+        priced.expect(next((c for c in distinct[place + 1 :] if c.certain_s * LEAST_SHARE <= least_s), None))
         if (step_s := priced.step_s(candidate)) is not None:
             fitting.append((candidate, step_s))
     if not fitting:
@@ -97,18 +102,23 @@ def _improve(candidates: Candidates, start: Candidate, priced: "_PricedSteps", m
     best, is_better = start, True
     while is_better:
         is_better = False
-        for move in candidates.moves(best):
+        for neighbour, following in pairwise(chain(_neighbours(candidates, best), [None])):
+            assert neighbour is not None, "the last of pairs alone"
             if moves <= 0:
                 return best
-            neighbour = candidates.after(best, move)
-            if neighbour is None or priced.knows(neighbour):
+            if priced.knows(neighbour):
                 continue
             moves -= 1
+            priced.expect(following if moves and following and not priced.knows(following) else None)
             step_s = priced.step_s(neighbour, MOVED)
             if step_s is not None and step_s * (1 + TIE) < priced.result(best).step_s:
                 best, is_better = neighbour, True
                 break
     return best
+
+
+def _neighbours(candidates: Candidates, best: Candidate) -> Iterator[Candidate]:
+    return (n for move in candidates.moves(best) if (n := candidates.after(best, move)) is not None)
 
 
 class _PricedSteps:
@@ -140,6 +150,10 @@ class _PricedSteps:
         """Tell whether a candidate was priced, or did not fit."""
         key = self._key(candidate)
         return key in self._tried or key in self._refused
+
+    def expect(self, candidate: Candidate | None) -> None:
+        """Tell the price what is probably asked after the next."""
+        self._price.expect(None if candidate is None else candidate.strategy(self._batch))
 
     def step_s(self, candidate: Candidate, name: str = "") -> float | None:
         """Return what a candidate's step takes, None where it does not fit."""

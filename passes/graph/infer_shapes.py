@@ -34,9 +34,17 @@ def infer_shapes(
     model: onnx.ModelProto, *, strict_mode: bool = False, data_prop: bool = False
 ) -> onnx.ModelProto:
     """Return the model with the types that ONNX infers. Raises BadModel where they do not fit together."""
+    infer = onnx.shape_inference.infer_shapes
     try:
         with limited_memory(model):
-            return onnx.shape_inference.infer_shapes(model, strict_mode=strict_mode, data_prop=data_prop)
+            if not (strict_mode and data_prop):
+                return infer(model, strict_mode=strict_mode, data_prop=data_prop)
+            try:
+                return infer(model, strict_mode=True, data_prop=True)
+            except onnx.shape_inference.InferenceError:
+                # It takes any two vectors behind Unsqueeze for shapes, and their product for a misfit: types
+                # decide, with those that values gave.
+                return infer(infer(model, data_prop=True), strict_mode=True)
     except Exception as error:  # C++ that raises more than its InferenceError
         raise BadModel(
             f"shapes do not fit: {str(error).strip() or type(error).__name__}",

@@ -80,7 +80,7 @@ def _all_reduced(lowering: Lowering, gradient: Gradient, site: Site) -> gs.Varia
     for value in (term, total):
         out.shapes[value.name] = parameter.shape
         out.nbytes[value.name] = int(np.prod(parameter.shape)) * parameter.dtype.itemsize
-    out.communicate("AllReduce", [term], [total], site=site, axis=REPLICAS, reduction="sum")
+    out.communicate("AllReduce", [term], [total], site=site, axes=(REPLICAS,), reduction="sum")
     lowering.reduced[gradient.parameter] = total
     return total
 

@@ -8,9 +8,10 @@ is a minimum vertex cut between the births and the readers that want it whole; t
 is its bytes and a constant per message.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
+import onnx_graphsurgeon as gs
 from ortools.graph.python.max_flow import SimpleMaxFlow
 
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
@@ -31,8 +32,13 @@ def aggregate_partials(graph: LaidOutGraph, message_bytes: int = MESSAGE_BYTES) 
     )
 
 
-def summed_along(graph: LaidOutGraph, axis: int, message_bytes: int = MESSAGE_BYTES) -> list[str]:
-    """Return the tensors that are summed along a mesh axis. Needs layouts and decisions."""
+def summed_along(
+    graph: LaidOutGraph, axis: int, message_bytes: int = MESSAGE_BYTES, around: Sequence[gs.Node] = ()
+) -> list[str]:
+    """Return the tensors that are summed along a mesh axis. Needs layouts and decisions.
+
+    `around`: the nodes that read or make partial tensors, in order, if they are known.
+    """
     partial = [name for name, layout in graph.layouts.items() if isinstance(layout.along(axis), Partial)]
     if not partial:
         return []
@@ -40,7 +46,9 @@ def summed_along(graph: LaidOutGraph, axis: int, message_bytes: int = MESSAGE_BY
     enters = {name: 2 + 2 * index for index, name in enumerate(partial)}
     prices = np.array([graph.facts.nbytes(name) + message_bytes for name in partial])
     tensors = np.array(list(enters.values()))
-    flows = np.array([*_flows(graph, axis, enters)], np.int64).reshape(-1, 2)
+    flows = np.array([*_flows(graph, axis, enters, around or graph.training.graph.nodes)], np.int64).reshape(
+        -1, 2
+    )
     network = SimpleMaxFlow()
     network.add_arcs_with_capacity(tensors + 1, tensors, prices)
     network.add_arcs_with_capacity(flows[:, 1], flows[:, 0], np.full(len(flows), prices.sum() + 1))
@@ -51,14 +59,16 @@ def summed_along(graph: LaidOutGraph, axis: int, message_bytes: int = MESSAGE_BY
     return [name for name, vertex in enters.items() if vertex in births and vertex + 1 not in births]
 
 
-def find_summed(graph: LaidOutGraph, axis: int, summed: Collection[str]) -> set[str]:
+def find_summed(
+    graph: LaidOutGraph, axis: int, summed: Collection[str], around: Sequence[gs.Node] = ()
+) -> set[str]:
     """Return the partial tensors behind sums that readers of the whole have made whatever else is read.
 
     Who wants a part of one cuts it there; who wants a part of another has it summed part by part.
     """
     sums: dict[str, set[str]] = {}  # tensor -> the sums that it is made of, itself where it is born partial
     wanted = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
-    for node in graph.training.graph.nodes:
+    for node in around or graph.training.graph.nodes:
         inputs = zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
         read = [(tensor.name, layout.along(axis)) for tensor, layout in inputs if tensor.name in sums]
         wanted.update(name for name, placement in read if not isinstance(placement, Partial | Split))
@@ -71,11 +81,13 @@ def find_summed(graph: LaidOutGraph, axis: int, summed: Collection[str]) -> set[
     return {name for name, behind in sums.items() if name not in summed and behind <= made}
 
 
-def _flows(graph: LaidOutGraph, axis: int, enters: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+def _flows(
+    graph: LaidOutGraph, axis: int, enters: Mapping[str, int], nodes: Sequence[gs.Node]
+) -> Iterator[tuple[int, int]]:
     """Yield the edges that are never cut: from births to tensors, on to others, to readers of the whole."""
     results = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
     yield from ((vertex + 1, _WHOLE) for name, vertex in enters.items() if name in results)
-    for node in graph.training.graph.nodes:
+    for node in nodes:
         inputs = [tensor.name for tensor in node.inputs]
         made = [enters[tensor.name] for tensor in node.outputs if tensor.name in enters]
         wanted = graph.decisions[node.name].inputs

@@ -65,16 +65,17 @@ class Mesh:
         """Return the place along every axis of the rank at a position."""
         return tuple(int(place) for place in np.unravel_index(position, [size for _, size in self.grid]))
 
-    def lines(self, axis: int) -> tuple[tuple[int, ...], ...]:
-        """Return the positions of the ranks that differ along an axis alone."""
+    def lines(self, axes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """Return the positions of the ranks that differ along some axes alone, which are in mesh order."""
         sizes = [size for _, size in self.grid]
-        grid = np.moveaxis(np.arange(prod(sizes)).reshape(sizes), axis, -1).reshape(-1, sizes[axis])
-        return tuple(tuple(int(position) for position in line) for line in grid)
+        grid = np.moveaxis(np.arange(prod(sizes)).reshape(sizes), axes, range(-len(axes), 0))
+        lines = grid.reshape(-1, prod(sizes[axis] for axis in axes))
+        return tuple(tuple(int(position) for position in line) for line in lines)
 
-    def group(self, axis: int) -> str:
-        """Return the name of the groups of its ranks that differ along an axis alone."""
+    def group(self, axes: Sequence[int]) -> str:
+        """Return the name of the groups of its ranks that differ along some axes alone."""
         is_plain = len(self.axes) == 1 and self.name == WORKER
-        return f"{self.name}s" if is_plain else f"{self.name}.{self.axes[axis][0]}"
+        return f"{self.name}s" if is_plain else f"{self.name}.{'*'.join(self.axes[axis][0] for axis in axes)}"
 
     def share(self, layout: Layout) -> int:
         """Return into how many parts a layout divides a tensor."""

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
-from partc.passes.layouts.decide_layouts import run_whole
+from partc.passes.layouts.decide_layouts import Decision, run_whole
 from partc.passes.layouts.decide_node import decide_node
 from partc.passes.layouts.decide_on_servers import run_on_workers
 from partc.passes.layouts.laid_out_graph import WHOLE_ON_WORKERS, LaidOutGraph
@@ -28,19 +28,31 @@ from partc.runtime.plan.variables import DrawnInput
 def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
     """Fill `layouts` and `decisions`. Raises NotServable if an update cannot run on servers."""
     _place_inputs(graph, per_replica)
-    sparse = _sparse_readers(graph)
+    sparse = sparse_readers(graph)
     pushed = _pushed_gradients(graph)
     on_workers = _post_aggregation_on_workers(graph, sparse, pushed)
     for node in graph.training.graph.nodes:
-        if all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
-            decision = run_whole(node, graph.configuration.site_of(node.name))
-        else:
-            decision = decide_node(graph, node, sparse, pushed)
+        decision = decide(graph, node, sparse, pushed)
         if node.name in on_workers and decision.site == "server":
             decision = run_on_workers(decision)
         graph.decisions[node.name] = decision
         for tensor, layout in zip(node.outputs, decision.outputs, strict=True):
             graph.layouts[tensor.name] = layout
+
+
+def decide(
+    graph: LaidOutGraph, node: gs.Node, sparse: Mapping[str, str], pushed: Mapping[str, str]
+) -> Decision:
+    """Decide how a node runs whose operands have layouts: what is known before anything runs is whole."""
+    if all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
+        return run_whole(node, graph.configuration.site_of(node.name))
+    return decide_node(graph, node, sparse, pushed)
+
+
+def home_of(graph: LaidOutGraph, variable: str) -> Layout:
+    """Return how the workers keep a variable."""
+    home = graph.configuration.homes.get(variable, WHOLE_ON_WORKERS)
+    return Layout(graph.configuration.keeper_of(variable), *home.placements)
 
 
 def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
@@ -66,9 +78,7 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
         graph.layouts[name] = Layout(first, PerReplica() if is_own else Replicate())
     for name in graph.training.variables:
         owner = graph.synchronised.owner.get(name)
-        home = graph.configuration.homes.get(name, WHOLE_ON_WORKERS)
-        home = Layout(graph.configuration.keeper_of(name), *home.placements)
-        graph.layouts[name] = Layout("server", Owned(owner)) if owner else home
+        graph.layouts[name] = Layout("server", Owned(owner)) if owner else home_of(graph, name)
 
 
 def _check_divides(graph: LaidOutGraph, name: str, split: Split, is_own: bool) -> None:
@@ -121,7 +131,7 @@ def _fewer_microbatches(graph: LaidOutGraph, name: str, samples: int) -> str:
     return f"microbatches={most}" if most > 1 else "no micro-batches"
 
 
-def _sparse_readers(graph: LaidOutGraph) -> dict[str, str]:
+def sparse_readers(graph: LaidOutGraph) -> dict[str, str]:
     """Map each node that sums or scatters a parameter's indexed slices to the parameter."""
     readers: dict[str, str] = {}
     sparse = [gradient for gradient in graph.training.gradients.values() if gradient.is_sparse]

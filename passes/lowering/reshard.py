@@ -170,7 +170,7 @@ def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: Lay
         [operand],
         [result],
         site=wanted.site,
-        axis=change.axis,
+        axes=(change.axis,),
         reduction=partial.reduction,
         cut=_cut_of(lowering, whole, split),
     )
@@ -195,7 +195,7 @@ def _all_reduce(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutC
     operand = lowering.need(tensor, change.before)
     result = _result(lowering, tensor, wanted)
     lowering.out.communicate(
-        "AllReduce", [operand], [result], site=wanted.site, axis=change.axis, reduction=placement.reduction
+        "AllReduce", [operand], [result], site=wanted.site, axes=(change.axis,), reduction=placement.reduction
     )
     return result
 
@@ -270,7 +270,9 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutC
     if is_fixed and not is_local:
         result = _result(lowering, tensor, wanted)
         cut = _cut_of(lowering, wanted, split)
-        lowering.out.communicate("AllGather", [piece], [result], site=wanted.site, axis=change.axis, cut=cut)
+        lowering.out.communicate(
+            "AllGather", [piece], [result], site=wanted.site, axes=(change.axis,), cut=cut
+        )
         return result
     gather = _join_microbatches if is_fixed else _gather_rows
     nbytes = lowering.out.nbytes
@@ -293,9 +295,11 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutC
 def _join_microbatches(
     lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int
 ) -> None:
-    lowering.out.communicate("AllGather", [piece], [result], site=site, axis=axis)
+    lowering.out.communicate("AllGather", [piece], [result], site=site, axes=(axis,))
 
 
 def _gather_rows(lowering: Lowering, piece: gs.Tensor, result: gs.Variable, site: Site, axis: int) -> None:
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
-    lowering.out.communicate("AllGatherRows", [piece], [result], received_counts=counts, site=site, axis=axis)
+    lowering.out.communicate(
+        "AllGatherRows", [piece], [result], received_counts=counts, site=site, axes=(axis,)
+    )

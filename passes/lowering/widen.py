@@ -93,7 +93,7 @@ class _Widening:
         arrived = gs.Variable(name, dtype=self.dtype)
         self.out.shapes[name] = self.out.shapes[strip.name]
         self.out.nbytes[name] = self.out.nbytes[strip.name]
-        self.out.communicate(op, [strip], [arrived], site=self.wanted.site, axis=self.mesh_axis)
+        self.out.communicate(op, [strip], [arrived], site=self.wanted.site, axes=(self.mesh_axis,))
         return arrived
 
     def _filled(self, arrived: gs.Tensor, end: int) -> gs.Tensor:

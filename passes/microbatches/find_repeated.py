@@ -72,4 +72,4 @@ def _repeat_views(lowered: LoweredGraph, values: set[str], nodes: set[str]) -> N
 def joins_microbatches(node: gs.Node, meshes: Meshes) -> bool:
     """Tell whether a node makes one value of what there is of every micro-batch."""
     axis = meshes.microbatch_axis
-    return axis is not None and is_communication(node) and node.attrs.get("axis") == axis
+    return axis is not None and is_communication(node) and node.attrs.get("axes") == (axis,)

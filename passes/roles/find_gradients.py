@@ -62,7 +62,10 @@ def find_gradients(training: TrainingGraph) -> dict[str, Gradient]:
     walks = [_walk(variable, tensors, facts) for variable in training.variables.values()]
     parameters = [walk for walk in walks if _is_parameter(walk, facts)]
     stops = frozenset(name for walk in parameters for name in walk.stops)
-    dirty = descendants(training.graph, _samples(training), cut=stops) - stops
+    reached = descendants(training.graph, _samples(training), cut=stops)
+    dirty = reached - stops
+    for walk in parameters:
+        walk.stops = _first_stops(walk, reached, training)
     for walk in parameters:
         dense = _past_views(_gradient_of(walk, dirty, facts))
         slices = find_indexed_slices(training.graph, dense, walk.variable)
@@ -127,6 +130,19 @@ def _elements(tensor: gs.Tensor) -> int | None:
 
 def _is_parameter(walk: _Walk, facts: _Facts) -> bool:
     return walk.keeps_itself and bool(walk.stops) and walk.variable.name in facts.forward
+
+
+def _first_stops(walk: _Walk, reached: set[str], training: TrainingGraph) -> dict[str, gs.Tensor]:
+    """Return the stops without those that depend on the samples through the others: no sums over samples.
+
+    Such is Adafactor's second moment, the product of its rows and columns. `reached`: from the samples, not
+    looking beyond any parameter's stops.
+    """
+    first = walk.stops.keys() & reached
+    if len(first) == len(walk.stops):
+        return walk.stops
+    behind = descendants(training.graph, first)
+    return {name: tensor for name, tensor in walk.stops.items() if name in first or name not in behind}
 
 
 # ---------------------------------------------------------------- the gradient

@@ -54,7 +54,7 @@ class Bucket:
     offsets: tuple[int, ...]
     elements: int
     counts: tuple[int, ...] = ()  # elements per server, or per part of a mesh axis
-    axis: int = 0  # of the workers' mesh
+    axes: tuple[int, ...] = ()  # of the mesh, along which its ranks meet
     receivers: tuple[Site, ...] = ()  # of what goes to another mesh
     pieces: tuple[tuple[BucketPiece, ...], ...] = ()  # by member and part along the mesh axis
     rounds_to: Rounding = ""  # what sums of it are sent as
@@ -176,7 +176,7 @@ def bucket_communications(
         if whole_value(node) not in whole_shapes:
             continue
         dtype = np.dtype(node.inputs[0].dtype).name
-        ways = ("to", "axis", "reduction", "again", "rounds_to")
+        ways = ("to", "axes", "reduction", "again", "rounds_to")
         way = (node.op, _sender_site(node), *map(node.attrs.get, ways))
         alone = _alone(node, owned_rows, whole_shapes)
         slot = None if node.op in IN_PIECES else (slots or {}).get(node.name)
@@ -278,7 +278,7 @@ def _lay_out(
     meshes: Meshes,
 ) -> Bucket:
     first = nodes[0]
-    axis: int = first.attrs.get("axis", 0)
+    axes: tuple[int, ...] = first.attrs.get("axes", ())
     owned = "owner" in first.attrs
     if owned:
         nodes = sorted(nodes, key=lambda node: _first_owner(owned_rows[node.attrs["owner"]]))
@@ -289,7 +289,7 @@ def _lay_out(
     pieces = Pieces((), ())
     if first.op in IN_PIECES:
         cuts = [node.attrs["cut"] for node in nodes]
-        pieces = lay_out_pieces(shapes, cuts, meshes.size(_sender_site(first), axis))
+        pieces = lay_out_pieces(shapes, cuts, meshes.size(_sender_site(first), axes[0]))
         counts = pieces.counts
     if owned:
         per_member = [
@@ -308,7 +308,7 @@ def _lay_out(
         offsets,
         sum(sizes),
         counts,
-        axis,
+        axes,
         (first.attrs["to"],) if "to" in first.attrs else (),
         pieces.of_members,
         first.attrs.get("rounds_to", ""),

@@ -96,7 +96,7 @@ def levels_of(
     node = message.nodes[0]
     sizes = sum(lowered.nbytes.get(value, 0) for value in message.reads)
     if node.op == "AllReduce":
-        group = _group(node.attrs["site"], node.attrs.get("axis", 0), lowered.meshes)
+        group = _group(node.attrs["site"], node.attrs["axes"], lowered.meshes)
         site: Site = node.attrs["site"]
         reduction: Reduction = node.attrs["reduction"]
         return [
@@ -115,9 +115,9 @@ def levels_of(
     if node.op == "Exchange":
         return [_exchange_level(message, topology, lowered, microbatch)]
     kind, group, senders, receivers = (ROWS | SHIFTS)[node.op]
-    if "axis" in node.attrs:
+    if "axes" in node.attrs:
         senders = receivers = node.attrs["site"]
-        group = _group(senders, node.attrs["axis"], lowered.meshes)
+        group = _group(senders, node.attrs["axes"], lowered.meshes)
     elif "to" in node.attrs:
         senders, receivers = node.attrs["site"], node.attrs["to"]
         group = name_way(senders, receivers)
@@ -149,8 +149,8 @@ def _exchange_level(
     )
 
 
-def _group(site: Site, axis: int, meshes: Meshes) -> str:
-    return "servers" if site == "server" else meshes.of(site).group(axis)
+def _group(site: Site, axes: tuple[int, ...], meshes: Meshes) -> str:
+    return "servers" if site == "server" else meshes.of(site).group(axes)
 
 
 def _bucket_levels(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> list[Collective]:
@@ -167,7 +167,7 @@ def _ways_of_bucket(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> tuple
         return (("broadcast", name_way(site, target), site, target),)
     if bucket.op == "AllReduce" and site == "server":
         return (("all_reduce", "servers", site, site),)
-    group = meshes.of(site).group(bucket.axis)
+    group = meshes.of(site).group(bucket.axes)
     if bucket.op in IN_PIECES:
         return (("reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather", group, site, site),)
     assert bucket.op == "AllReduce", bucket.op

@@ -13,10 +13,11 @@ rack[1-2]node[1-2]        rack1node1 rack1node2 rack2node1 rack2node2
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
+from partc.runtime.engines.machines import Machines
 from partc.runtime.errors import BadUsage
 
 HOST_FILES = (
@@ -32,6 +33,14 @@ def allotted_nodes() -> tuple[str, ...]:
     if (written := os.environ.get("SLURM_JOB_NODELIST")) and "SLURM_JOB_ID" in os.environ:
         return spell_out_nodes(written, f"SLURM_JOB_NODELIST={written}")
     return tuple(allotted_slots())
+
+
+def on_allotted_nodes(machines: Machines, hosts: Sequence[str]) -> Machines:
+    """Return where a plan's hosts are within this allocation: those without addresses on its nodes, in order.
+
+    Raises BadUsage where there are fewer nodes than hosts, more than one.
+    """
+    return machines.on(allotted_nodes(), list(dict.fromkeys(hosts)))
 
 
 def allotted_slots() -> dict[str, int]:

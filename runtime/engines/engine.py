@@ -11,6 +11,7 @@ to no cores: a rank has threads.
     intel      mpiexec -n 2 -host A .. : -n 2 -host B ..            I_MPI_PIN=0
     openmpi    mpirun --host A:2,B:2 --map-by slot --bind-to none --np 4 ..
     srun       srun --distribution arbitrary --ntasks 4 ..          SLURM_HOSTFILE: a line per rank
+               srun --nodelist A --nodes 1 --ntasks 2 ..            on one host
 """
 
 import os
@@ -20,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -86,12 +88,17 @@ def find_engine() -> Engine:
     """Return what starts ranks here. Raises BadUsage where there is nothing."""
     if chosen := os.environ.get(MPIEXEC):
         return _engine(shutil.which(chosen), f"{MPIEXEC}={chosen}")
-    if "SLURM_JOB_ID" in os.environ and (srun := shutil.which("srun")):
+    if is_allocation() and (srun := shutil.which("srun")):
         return Engine("srun", srun, f"allocation {os.environ['SLURM_JOB_ID']} of Slurm's")
     beside = Path(sys.executable).parent / "mpiexec"
     if beside.exists():
         return _engine(str(beside), BESIDE)
     return _engine(shutil.which("mpiexec"), f"{beside.parent}, then PATH")
+
+
+def is_allocation() -> bool:
+    """Tell whether this is within an allocation of Slurm's."""
+    return "SLURM_JOB_ID" in os.environ
 
 
 def find_mpiexec() -> str:
@@ -202,10 +209,13 @@ def _srun(
 ) -> Command:
     tasks = sum(group.count for group in groups)
     command = [engine.program, f"--ntasks={tasks}", "--overcommit", "--cpu-bind=none", "--kill-on-bad-exit=1"]
-    environment: dict[str, str] = {}
+    environment = {"SLURM_OVERLAP": "1"}  # other steps of this allocation may still end, or run beside
     if "SLURM_MPI_TYPE" not in os.environ:
         command.append(f"--mpi={_slurm_plugin()}")
-    if not _is_local(groups):
+    addresses = {group.address for group in groups}
+    if len(addresses) == 1 and not _is_local(groups):
+        command += ["--nodes=1", f"--nodelist={groups[0].address}"]
+    elif not _is_local(groups):
         nodes = folder / "nodes"
         nodes.write_text("".join(f"{group.address}\n" * group.count for group in groups))
         environment["SLURM_HOSTFILE"] = str(nodes.absolute())
@@ -264,6 +274,7 @@ _PROBE = (
 )
 
 
+@cache
 def _slurm_plugin() -> str:
     """Return through what Slurm speaks with the MPI that mpi4py loads."""
     try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from partc.runtime.engines.allotted_nodes import allotted_nodes
+from partc.runtime.engines.allotted_nodes import on_allotted_nodes
 from partc.runtime.engines.engine import Engine, find_engine, rank_environment, start_command
 from partc.runtime.engines.machines import Machines
 from partc.runtime.transports.locked_sockets import LOCAL
@@ -20,7 +20,7 @@ _AT_ONCE = 16
 
 def lost_hosts(hosts: Sequence[str], machines: Machines, patience_s: float = PATIENCE_S) -> list[str]:
     """Return the hosts that start no process within `patience_s`, in their order. Raises BadUsage."""
-    placed = machines.on(allotted_nodes(), hosts)
+    placed = on_allotted_nodes(machines, hosts)
     apart = [host for host in hosts if placed.of(host).address != LOCAL]
     if not apart:
         return []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from partc.runtime.engines.allotted_nodes import allotted_nodes
+from partc.runtime.engines.allotted_nodes import on_allotted_nodes
 from partc.runtime.engines.engine import (
     LOCAL_VARIABLES,
     Command,
@@ -67,7 +67,7 @@ def prepare_ranks(
             Command(words), seen_by_others(machines, distinct, place), description, is_joined=True
         )
     engine = find_engine()
-    machines = machines.on(allotted_nodes(), distinct)
+    machines = on_allotted_nodes(machines, hosts)
     write_environments(job_folder, {f"rank {rank}": host for rank, host in enumerate(hosts)}, machines)
     words = rank_words("started", daemon, folder)
     command = start_command(engine, hosts, machines, words, job_folder)

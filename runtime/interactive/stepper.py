@@ -19,6 +19,7 @@ from partc.runtime.checkpoints.resume import StartPoint, resume_from
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import check_share, inputs_of
 from partc.runtime.data.checkpoint import read_arrays
+from partc.runtime.engines.allotted_nodes import on_allotted_nodes
 from partc.runtime.engines.machines import Machines, machines_of
 from partc.runtime.errors import BadData, BadUsage, NotSaved, PartcError, RankFailed
 from partc.runtime.execution.recorder import RankTimes, TracedSteps
@@ -220,7 +221,8 @@ class Stepper:
         self, job: Job, initial: Mapping[str, Array] | None, addresses: Mapping[str, str] | None
     ) -> None:
         self._job_folder = self._at_the_end.enter_context(job_folder(self._path))
-        self._machines = machines_of(self._path) if addresses is None else Machines.at(addresses)
+        machines = machines_of(self._path) if addresses is None else Machines.at(addresses)
+        self._machines = on_allotted_nodes(machines, [rank.host for rank in self.plan.ranks])
         places = {rank.host: self._machines.of(rank.host).address for rank in self.plan.ranks}
         self._ranks = StepperEnd(places, self._job_folder)
         self._at_the_end.callback(self._end_daemons)

@@ -52,7 +52,10 @@ class Barriers:
         self.is_asked_to_stop = False
 
     def listen(self) -> None:
-        """Take signals as a wish to stop after a step. A second one ends this process, as it always did.
+        """Take signals as a wish to stop after a step, as often as they come.
+
+        A batch system signals all processes of a job, and the keeper then asks as well. Who is in a hurry has
+        the keeper end this process.
 
         One that was ignored, as nohup has it of SIGHUP, still is.
         """
@@ -95,7 +98,6 @@ class Barriers:
 
     def _hear(self, number: int, frame: object) -> None:
         self.is_asked_to_stop = True
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _straggler(most: int, least: int, rank: int) -> Straggler | None:

@@ -152,7 +152,8 @@ class Daemon:
     def describe(self) -> str:
         """Say where this rank is, for messages."""
         at = self.position().at
-        return f"rank {self._rank.rank} ({self._rank.host}/{self._rank.device}), step {self.step}, {at}"
+        place = f"{self._rank.host}/{self._rank.device}"
+        return f"rank {self._rank.rank} ({place}), step {self._step_of_training}, {at}"
 
     def position(self) -> Position:
         """Return where this rank is: asked by another thread."""
@@ -163,15 +164,20 @@ class Daemon:
         return open_source(self._job.data, self._plan, self._job.seed, self._job.is_shuffled, first)
 
     def _train_step(self) -> None:
-        self._track.begin(self.step, self._track.place("reading data"))
+        self._track.begin(self._step_of_training, self._track.place("reading data"))
         self._feeds = self._source.share(self._rank, self._batch)
-        step = self.step - 1 + self._job.first_step
+        step = self._step_of_training - 1
         drawn = draw_share(self._plan, self._rank, self._feeds, step, self._job.seed)
         self._patience.through(self._executor.step({**self._feeds, **drawn}), self._rank.rank)
         self._track.enter(self._between)
         if self._job.stop_when_diverged:
             self._check_loss()
-            self._watch.check(self.step, is_last=self.step == self._job.steps)
+            self._watch.check(self._step_of_training, is_last=self.step == self._job.steps)
+
+    @property
+    def _step_of_training(self) -> int:
+        """The step under way, those counted that were trained before this job."""
+        return self._job.first_step + self.step
 
     @property
     def _batch(self) -> int:
@@ -186,7 +192,7 @@ class Daemon:
         agreed = self._barriers.after(self.step, is_due, self._patience.waited_s)
         if agreed is not NOTHING:
             self._reporter.straggler = agreed.straggler
-        step = self._job.first_step + self.step
+        step = self._step_of_training
         is_last = agreed.stops or self.step == self._job.steps
         if saving is not None and (agreed.saves or agreed.stops or saving.is_due_after(step, is_last)):
             self._track.enter(self._track.place("saving a checkpoint"))
@@ -197,7 +203,7 @@ class Daemon:
     def _training_position(self) -> TrainingPosition:
         batches, samples = self._job.first_batch + self.step, samples_of_step(self._plan)
         return TrainingPosition(
-            step=self._job.first_step + self.step,
+            step=self._step_of_training,
             seed=self._job.seed,
             batches=batches,
             samples=None if samples is None else batches * samples,
@@ -223,7 +229,7 @@ class Daemon:
                 loss = loss_of(self._plan, environment)
                 self._reporter.report(self.step, loss, self._source.waited_s)
                 if metrics is not None:
-                    metrics.append(self._job.first_step + self.step, loss)
+                    metrics.append(self._step_of_training, loss)
 
         return keep
 
@@ -246,7 +252,7 @@ class Daemon:
             return
         if not spoils_loss(self._executor):
             time.sleep(_LEAVE_TO_SPEAK_S)
-        error = diverged(self._plan, self._rank, self._executor, self.step)
+        error = diverged(self._plan, self._rank, self._executor, self._step_of_training)
         raise with_cause(error, self._plan, self._feeds, partial(self._source.place, self._rank, self._batch))
 
     def _make_executor(self, folder: PlanFolder) -> Executor:

@@ -82,6 +82,10 @@ def launch(
             lost = LostKeepers(members, start.machines.addresses, job_folder, started)
             watch = _Watch(process, lost, supervisor, signals, written, on_progress, start.is_joined)
             return watch.to_the_end()
+        except RankFailed as error:
+            if signals.number and requests is None:  # perhaps just behind a failure: nobody begins again
+                raise stopped(signals.number, f"{error.what}, at {error.at}") from error
+            raise
         finally:
             supervisor.end(only=[FIRST] if start.is_joined else None)
             is_deaf = bool(supervisor.roster.unheard() or supervisor.roster.quiet())

@@ -163,15 +163,18 @@ def _bytes(compiled: Compiled, start: Start, value: str, itemsize: int | None) -
         tensor, layout = lowered.meanings[_base(compiled, value)]
     mesh, shape = lowered.meshes.of(layout.site), facts.shape(tensor)
     width = itemsize or np.dtype(facts.dtypes[tensor]).itemsize
-    for number in range(len(mesh.grid)):
-        if mesh.group(number) == start.group and not isinstance(layout.along(number), Widened):
+    met = start.group.partition(".")[2].split("*")  # names of the mesh's axes
+    for number, (axis, _) in enumerate(mesh.grid):
+        if (axis in met or mesh.group((number,)) == start.group) and not isinstance(
+            layout.along(number), Widened
+        ):
             layout = layout.with_along(number, Replicate())
     strip = Fraction(1)
     for number, widened in layout.widened():
         layout = layout.with_along(number, Split(widened.axis))
         part = shape[widened.axis] // mesh.size(number)
         halo = widened.before if start.kind == "shift_ahead" else widened.after
-        is_sent = mesh.group(number) == start.group
+        is_sent = mesh.group((number,)) == start.group
         strip *= Fraction(halo if is_sent else widened.before + part + widened.after, part)
     return largest(mesh, layout, shape) * width * strip
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from partc.runtime.engines.rank_command import KEEPER
 from partc.runtime.supervision.janitor import JANITOR
 
-STARTERS = ("mpiexec", "mpiexec.gforker", "mpirun", "prterun")
+STARTERS = ("mpiexec", "mpiexec.gforker", "mpirun", "prterun", "srun")
 
 
 @dataclass(frozen=True)

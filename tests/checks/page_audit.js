@@ -91,8 +91,10 @@
     .filter(e => shown(e) && !name(e)).map(where);
 
   const ids = [...document.querySelectorAll("[id]")].map(e => e.id);
-  const scrolls = [...document.querySelectorAll("body *")].filter(e =>
-    e.scrollWidth > e.clientWidth + 1 && ["auto", "scroll"].includes(getComputedStyle(e).overflowX) && shown(e));
+  const scrolling = ["auto", "scroll"];
+  const scrolls = [...document.querySelectorAll("body *")].filter(e => shown(e) &&
+    (e.scrollWidth > e.clientWidth + 1 && scrolling.includes(getComputedStyle(e).overflowX) ||
+      e.scrollHeight > e.clientHeight + 1 && getComputedStyle(e).overflowY === "auto" && getComputedStyle(e).maxHeight !== "none"));
   return {
     overflow_px: root.scrollWidth - root.clientWidth,
     small: told.filter(e => size(e) < smallest - 0.01).map(e => size(e).toFixed(1) + " " + where(e)),

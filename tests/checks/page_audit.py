@@ -28,7 +28,7 @@ class Audit:
     headings: list[str]  # that skip a level
     unnamed: list[str]  # drawings, buttons, fields and links without a name
     repeated_ids: list[str]
-    unmarked: list[str]  # what scrolls sideways, and cannot be reached by keyboard
+    unmarked: list[str]  # what scrolls, and cannot be reached by keyboard
 
 
 NOTHING_WRONG = Audit(0, [], [], [], [], [], [], [], [], [], [])

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -315,3 +316,13 @@ def test_figure_5_changes_few_lines_of_the_script() -> None:
 def test_a_log_level_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTC_LOG_LEVEL", "loud")
     refused("ops", at="PARTC_LOG_LEVEL", fix="DEBUG, INFO")
+
+
+def test_the_manuals_way_of_writing_shard_is_there() -> None:
+    api: Any = partc
+    batch = {"x": np.zeros(3)}
+
+    (own,) = api.shard.shard([batch]).shard(1, 0)
+    names = [value.name for value in api.shard.create_num_shards_and_shard_id()]
+    assert own is batch
+    assert names == [value.name for value in partc.create_num_shards_and_shard_id()]

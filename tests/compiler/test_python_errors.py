@@ -87,7 +87,24 @@ CASES: Mapping[str, Case] = {
     # how it is called
     "nothing": (lambda g: api.compile(), BadUsage, "missing", "compile()", "call compile(train, cluster, out)"),
     "misspelt": (lambda g: g.compile(stratgy="ps"), BadUsage, "'stratgy'", "Options()", "'strategy' is the nearest"),
-    "by place": (lambda g: api.compile(g.train, CLUSTER, "o", "ps"), BadUsage, "too many", "Options()", ""),
+    "by place": (
+        lambda g: api.compile(g.train, CLUSTER, "o", "ps"),
+        BadUsage, "more than a step, a cluster and an output", "compile()", "strategy='auto'",
+    ),
+    "field": (lambda g: api.Options(stratgy="ps"), BadUsage, "'stratgy'", "Options()", "'strategy' is the nearest"),
+    "rate's name": (lambda g: api.SGD(rate=1), BadUsage, "'rate'", "SGD()", "use one of lr"),
+    "Parallax's field": (
+        lambda g: api.ParallaxConfig(run_option="PS"), BadUsage, "'run_option'", "ParallaxConfig()", "strategy",
+    ),
+    "Parallax's value": (
+        lambda g: api.ParallaxConfig(strategy="AR"), BadUsage, "'AR'", "ParallaxConfig.strategy", "write 'allreduce'",
+    ),
+    "kind of optimizer": (
+        lambda g: g.build(optimizer=api.SGD), BadUsage, "SGD'> is not an optimizer", "optimizer", "partc.SGD(0.1)",
+    ),
+    "too many fields": (
+        lambda g: api.Sample("synthetic", 8, 9), BadUsage, "too many", "Sample()", "call Sample(data)",
+    ),
     "strategy": (lambda g: g.compile(strategy=3), BadUsage, "3 is not text", "strategy=...", "a Strategy"),
     "no strategy": (lambda g: g.compile(strategy="hybird"), BadUsage, "'hybird'", "--strategy", "'hybrid'"),
     "batch": (lambda g: g.compile(batch="globl"), BadUsage, "'globl'", "batch=...", "'global' is the nearest"),

@@ -61,6 +61,12 @@ def test_resnet50_has_no_float64_because_onnxruntime_has_no_such_convolution() -
         build_model("resnet50", dtype="float64")
 
 
+def test_an_option_of_a_model_has_one_value() -> None:
+    assert parse_options(["vocab=5", "vocab=5"]) == {"vocab": "5"}
+    with pytest.raises(ModelRequestError, match="two values of vocab"):
+        parse_options(["vocab=5", "vocab=6"])
+
+
 TABLE_1 = {name: model.published for name, model in MODELS.items() if model.published}
 
 

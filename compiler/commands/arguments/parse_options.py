@@ -2,13 +2,25 @@
 
 import math
 import re
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import MutableMapping, Sequence
+from typing import Literal, TypeVar, get_args
 
 from partc.cost.strategy import Mechanism
 from partc.runtime.errors import BadUsage, one_of
 from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.plan.program import Aggregation
+
+Value = TypeVar("Value")
+
+
+def name_once(found: MutableMapping[str, Value], name: str, value: Value, option: str) -> None:
+    """Note what an option says of a name. Raises BadUsage where it says two things."""
+    if found.setdefault(name, value) != value:
+        raise BadUsage(
+            f"{option} says two things of {name}: {found[name]} and {value}",
+            at=option,
+            fix=f"name {name} once",
+        )
 
 
 def parse_pairs(text: str, option: str) -> dict[str, str] | None:
@@ -20,7 +32,7 @@ def parse_pairs(text: str, option: str) -> dict[str, str] | None:
         key, equals, value = part.partition("=")
         if not (key and equals and value):
             raise BadUsage(f"{part!r} is not NAME=NAME", at=option, fix=f"write {option} W=W_next,b=b_next")
-        pairs[key] = value
+        name_once(pairs, key, value, option)
     return pairs
 
 
@@ -36,7 +48,7 @@ def parse_axes(texts: Sequence[str]) -> dict[str, int | None]:
                 at="--sample-axis",
                 fix="write x=0 (axes count from 0), or rate=none",
             )
-        axes[name] = int(axis) if is_number else None
+        name_once(axes, name, int(axis) if is_number else None, "--sample-axis")
     return axes
 
 
@@ -47,7 +59,7 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
         name, equals, size = text.partition("=")
         if not (name and equals and size.isdigit() and int(size) > 0):
             raise BadUsage(f"{text!r} is not NAME=N", at="--size", fix="write --size batch=16")
-        sizes[name] = int(size)
+        name_once(sizes, name, int(size), "--size")
     return sizes
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import get_type_hints
 
-from partc.compiler.commands.arguments.parse_options import parse_learning_rate
+from partc.compiler.commands.arguments.parse_options import name_once, parse_learning_rate
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.updates.loss_scaling import DynamicScale, LossScale, StaticScale
 from partc.compiler.differentiation.updates.optimizers import OPTIMIZERS, Optimizer
@@ -108,7 +108,7 @@ def _parse_pairs(text: str, keys: Sequence[str], at: str) -> dict[str, str]:
         if not equals or key not in keys:
             fix = f"write KEY=VALUE: {one_of(keys, key)}" if keys else "leave settings out"
             raise BadUsage(f"{part!r} is no setting here", at=at, fix=fix)
-        pairs[key] = value
+        name_once(pairs, key, value, at)
     return pairs
 
 

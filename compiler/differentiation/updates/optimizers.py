@@ -20,6 +20,7 @@ from partc.compiler.differentiation.updates.adam import LAMB, Adam, AdamW, RMSPr
 from partc.compiler.differentiation.updates.check_settings import NOT_NEGATIVE, check_optimizer
 from partc.compiler.differentiation.updates.parameter_update import ParameterUpdate
 from partc.compiler.differentiation.updates.update_builder import LearningRate, ReadyGradient, Updates
+from partc.runtime.check_arguments import public_record
 
 
 class Optimizer(Protocol):
@@ -37,6 +38,7 @@ class Optimizer(Protocol):
         """Give the parameter and its slots their next values."""
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class SGD:
     """Stochastic gradient descent, as torch.optim.SGD."""
@@ -57,6 +59,7 @@ class SGD:
         update.subtract_at_gradient(change, old)
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class Momentum:
     """SGD with a decaying sum of gradients, as torch.optim.SGD without dampening.
@@ -89,6 +92,7 @@ class Momentum:
         update.subtract_at_gradient(change, update.op("Sub", old, ahead))
 
 
+@public_record
 @dataclass(frozen=True, slots=True)
 class Adagrad:
     """Steps that shrink with the gradients seen, as torch.optim.Adagrad but for the first accumulator.

@@ -104,7 +104,7 @@ def priced_as_kept(plan: Plan, choices: Iterable[Choice]) -> tuple[Choice, ...]:
 
 
 def _is_on_all(parts: Sequence[tuple[Owner, ...]], workers: int) -> bool:
-    return not _are_boxes(parts) and len({owner.rank for copies in parts for owner in copies}) >= workers
+    return not _are_boxes(parts) and _holders(parts) >= workers
 
 
 def group_reasons(choices: Sequence[Choice]) -> tuple[Reason, ...]:
@@ -140,6 +140,7 @@ def _describe(
     choice = choice_of.get(variable.name)
     owner = choice_of.get(variable.parameter or variable.name)
     shards = owner.shards if owner is not None and variable.method == "servers" else ()
+    method = variable.method if shards or _holders(parts) != 1 else "replicated"
     return VariableRow(
         name=variable.name,
         alike=(),
@@ -149,8 +150,8 @@ def _describe(
         size=size(_nbytes(variable)),
         gradient="" if choice is None else "sparse" if choice.sparse else "dense",
         touched=_touched_rows_text(fact),
-        method=variable.method,
-        method_name=NAMES[variable.method],
+        method=method,
+        method_name=NAMES[method],
         where=_where(shards, parts, workers),
         where_title="; ".join(f"{s.host}: rows {s.start:,} to {s.stop:,}" for s in shards) or _title(parts),
         times=tuple(
@@ -178,6 +179,11 @@ def _where(shards: tuple[Shard, ...], parts: Sequence[tuple[Owner, ...]], worker
     if len(shards) == 1:
         return shards[0].host
     return f"{plural(len(shards), 'shard')}: {shards[0].host} – {shards[-1].host}"
+
+
+def _holders(parts: Sequence[tuple[Owner, ...]]) -> int:
+    """Return how many ranks keep a part of a variable."""
+    return len({owner.rank for copies in parts for owner in copies})
 
 
 def _are_boxes(parts: Sequence[tuple[Owner, ...]]) -> bool:

@@ -12,26 +12,32 @@ document.documentElement.classList.add("with-scripts");  // shows what works wit
   });
 }
 
-// What scrolls sideways says so, and is reached by keyboard.
+// What scrolls says so, and is reached by keyboard.
 {
   const areas = document.querySelectorAll(".scroll");
   const named = area => {
     const heading = area.closest("article, section")?.querySelector("h2, h3");
-    return `${area.querySelector("caption")?.textContent || heading?.textContent || "Table"}, scrolls sideways`;
+    return area.dataset.name || area.querySelector("caption")?.textContent || heading?.textContent || "Table";
   };
+  const ways = area => [
+    ...(area.scrollWidth > area.clientWidth + 1 ? ["sideways"] : []),
+    ...(area.matches(".tall") && area.scrollHeight > area.clientHeight + 1 ? ["up and down"] : []),
+  ].join(", ");
   for (const area of areas) {
     const hint = document.createElement("p");
     hint.className = "scroll-hint";
     hint.ariaHidden = "true";
-    hint.textContent = "⟷ scrolls sideways";
     area.after(hint);
   }
   const mark = () => {
-    const wide = [...areas].map(area => area.scrollWidth > area.clientWidth + 1);
+    const scrolling = [...areas].map(ways);
     areas.forEach((area, number) => {
-      area.classList.toggle("scrolls", wide[number]);
-      for (const [name, value] of [["tabindex", "0"], ["role", "region"], ["aria-label", named(area)]]) {
-        if (wide[number]) area.setAttribute(name, value); else area.removeAttribute(name);
+      const told = scrolling[number];
+      area.classList.toggle("scrolls", told !== "");
+      area.nextElementSibling.textContent = `${told === "sideways" ? "⟷" : told ? "↕" : ""} scrolls ${told}`;
+      const label = `${named(area)}, scrolls ${told}`;
+      for (const [name, value] of [["tabindex", "0"], ["role", "region"], ["aria-label", label]]) {
+        if (told) area.setAttribute(name, value); else area.removeAttribute(name);
       }
     });
   };

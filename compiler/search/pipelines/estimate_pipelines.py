@@ -17,7 +17,7 @@ from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.passes.configure import configure
 from partc.passes.distribute import lay_out
 from partc.passes.rules.sharding_rules import rule_of
-from partc.passes.search.named.tensor_parallel import sent_along
+from partc.passes.search.named.weight_layouts import sent_along
 from partc.passes.search.operators.forward_nodes import find_variables_behind
 from partc.passes.search.stages.pipeline_space import Pipeline
 from partc.passes.search.stages.shared_weights import PipelineTraffic, SharedPipeline
@@ -147,7 +147,7 @@ class PipelineEstimate:
             maker = {t.name: node.name for node in analysis.training.graph.nodes for t in node.outputs}
             self._sent[key] = tuple(
                 (line.places.nodes[node], node in self._forward, times / 2 * analysis.facts.nbytes(name))
-                for name, times in sent_along(graph, axis=1).items()
+                for name, times in sent_along(graph, analysis.order, axis=1).items()
                 if (node := maker.get(name, "")) in analysis.main
             )
         return self._sent[key]

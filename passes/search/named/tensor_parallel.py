@@ -6,7 +6,7 @@ Columns of one layer and rows of the next, heads of an attention and cells of a 
 themselves, as in Megatron-LM (Shoeybi et al. 2019, section 3); biases follow the ops that read them.
 """
 
-from collections import ChainMap, Counter, deque
+from collections import ChainMap, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -14,15 +14,13 @@ from itertools import chain
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
-from partc.passes.distribute import follow_readers, lay_out
-from partc.passes.graph.simplify import SIZES
-from partc.passes.layouts.aggregate_partials import MESSAGE_BYTES, find_summed, summed_along
-from partc.passes.layouts.configuration import Configuration, home_of_follower
+from partc.passes.distribute import follow_readers
+from partc.passes.layouts.aggregate_partials import MESSAGE_BYTES
 from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule, decide_on_table
-from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Layout, Partial, Placement, Replicate, Split
-from partc.passes.layouts.meshes import Mesh, Meshes
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.rules.sharding_rules import node_facts, rule_of
+from partc.passes.search.named.weight_layouts import WeightLayouts
 from partc.passes.search.operators.forward_nodes import find_variables_behind, forward_nodes
 
 LOOKAHEAD = 120  # ops behind a weight that are looked at
@@ -48,20 +46,20 @@ def _split(analysis: Analysis, mesh: Mesh, axis: int) -> dict[str, Split]:
         search.run()
     if searches[0].chosen == searches[1].chosen:
         del searches[1]
-    results = [_improve(analysis, mesh, axis, search) for search in searches]
-    weights = min(results, key=lambda w: _sent_bytes(_lay_out(analysis, mesh, axis, w), axis))
-    followers = follow_readers(_lay_out(analysis, mesh, axis, weights), axis, weights)
-    return _split_heavy(analysis, mesh, axis, weights | followers)
+    layouts = WeightLayouts(analysis, mesh, axis)
+    weights = min([_improve(layouts, search) for search in searches], key=layouts.sent_bytes)
+    followers = follow_readers(layouts.of(weights), axis, weights)
+    return _split_heavy(layouts, weights | followers)
 
 
-def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch") -> dict[str, Split]:
+def _improve(layouts: WeightLayouts, search: "_WeightSearch") -> dict[str, Split]:
     """Try every other split of each kind of weight in the whole step, until none is better.
 
     The way back is included.
     """
     chosen = dict(search.chosen)
-    least = _sent_bytes(_lay_out(analysis, mesh, axis, chosen), axis)
-    evaluations = NODES_EVALUATED // len(analysis.training.graph.nodes)
+    least = layouts.sent_bytes(chosen)
+    evaluations = NODES_EVALUATED // len(layouts.analysis.training.graph.nodes)
     kinds = deque(reversed(search.kinds()))  # what the last layers split comes back to all others
     since_better = 0
     while since_better < len(kinds):
@@ -74,14 +72,15 @@ def _improve(analysis: Analysis, mesh: Mesh, axis: int, search: "_WeightSearch")
             evaluations -= 1
             others = {name: split for name, split in chosen.items() if name not in names}
             tried = others | ({} if place is None else dict.fromkeys(names, place))
-            sent = _sent_bytes(_lay_out(analysis, mesh, axis, tried), axis)
+            sent = layouts.sent_bytes(tried)
             if sent < least:
                 least, chosen, since_better = sent, tried, 1
     return chosen
 
 
-def _split_heavy(analysis: Analysis, mesh: Mesh, axis: int, chosen: Mapping[str, Split]) -> dict[str, Split]:
+def _split_heavy(layouts: WeightLayouts, chosen: Mapping[str, Split]) -> dict[str, Split]:
     """Split what is whole yet, such as embeddings, where least is sent, until other matrices are light."""
+    analysis, ranks = layouts.analysis, layouts.mesh.size(layouts.axis)
     variables = analysis.training.variables
     nbytes = {n: analysis.facts.nbytes(n) for n in analysis.training.gradients if len(variables[n].shape) > 1}
     whole = sorted(nbytes.keys() - chosen.keys(), key=lambda name: (-nbytes[name], name))  # largest first
@@ -89,41 +88,9 @@ def _split_heavy(analysis: Analysis, mesh: Mesh, axis: int, chosen: Mapping[str,
     for place, name in enumerate(whole):
         if sum(nbytes[other] for other in whole[place:]) <= WHOLE_SHARE * sum(nbytes.values()):
             break
-        tried = [{**split, name: at} for at in _places_of(variables[name].shape, mesh.size(axis))]
-        split = min(tried, key=lambda s: _sent_bytes(_lay_out(analysis, mesh, axis, s), axis), default=split)
+        tried = [{**split, name: at} for at in _places_of(variables[name].shape, ranks)]
+        split = min(tried, key=layouts.sent_bytes, default=split)
     return split
-
-
-def _sent_bytes(graph: LaidOutGraph, axis: int) -> int:
-    return sum(
-        times * graph.facts.nbytes(name) + MESSAGE_BYTES for name, times in sent_along(graph, axis).items()
-    )
-
-
-def sent_along(graph: LaidOutGraph, axis: int) -> dict[str, int]:
-    """Return the tensors that the layouts of a step make its ranks send along a mesh axis, and how often."""
-    wanted = {
-        (tensor.name, layout.along(axis))
-        for node in graph.training.graph.nodes
-        if node.op not in SIZES
-        for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
-    }
-    gathered = {n for n, p in wanted if isinstance(has := graph.layout(n).along(axis), Split) and p != has}
-    scattered = {
-        n for n, p in wanted if isinstance(graph.layout(n).along(axis), Partial) and isinstance(p, Split)
-    }
-    summed = set(summed_along(graph, axis))
-    once = Counter((*gathered, *(scattered - summed - find_summed(graph, axis, summed))))
-    return dict(once + Counter(dict.fromkeys(summed, 2)))  # an AllReduce is a scatter and a gather
-
-
-def _lay_out(analysis: Analysis, mesh: Mesh, axis: int, weights: Mapping[str, Split]) -> LaidOutGraph:
-    homes = {name: Layout("worker").with_along(axis, split) for name, split in weights.items()}
-    for variable, parameter in analysis.followers.items():
-        if parameter in homes:
-            shapes = analysis.facts.shape(parameter), analysis.facts.shape(variable)
-            homes[variable] = home_of_follower(homes[parameter], *shapes)
-    return lay_out(analysis, {}, Configuration(Meshes((mesh,)), homes))
 
 
 def _places_of(shape: Sequence[int], ranks: int, blocks: Collection[int] = (1,)) -> Iterator[Split]:

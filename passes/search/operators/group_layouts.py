@@ -50,14 +50,14 @@ Placements = tuple[Placement, ...]
 
 @dataclass(frozen=True, slots=True)
 class AxisCollective:
-    """What the ranks along a mesh axis do together.
+    """What the ranks along a mesh axis, or several, do together.
 
     nbytes  of a rank's tensor, the larger of both ends
     level   how many collectives of its way have to end before it begins
     """
 
     kind: CollectiveKind
-    axis: int
+    axes: tuple[int, ...]
     nbytes: int
     level: int
 
@@ -326,18 +326,21 @@ def _collectives(
     for node in nodes:
         behind = [level[t.name] + (t.name in joint) for t in node.inputs if t.name in level]
         level.update((tensor.name, max(behind, default=0)) for tensor in node.outputs)
-    for tensor, kind, axis, nbytes in sums:
-        yield AxisCollective(kind, axis, nbytes, level[tensor])
+    for tensor, kind, axes, nbytes in sums:
+        yield AxisCollective(kind, axes, nbytes, level[tensor])
 
 
 def _communicated(
     graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...]
-) -> Iterator[tuple[str, CollectiveKind, int, int]]:
-    """Yield tensors that are summed or laid out otherwise within the group: how, along which axis, bytes."""
+) -> Iterator[tuple[str, CollectiveKind, tuple[int, ...], int]]:
+    """Yield tensors that are summed or laid out otherwise within the group: how, along which axes, bytes."""
     made = {tensor.name for node in nodes for tensor in node.outputs}
+    summed: dict[tuple[str, Placement], list[int]] = {}
     for tensor, axis in sorted(graph.made_whole):
-        if tensor in made:
-            yield tensor, "all_reduce", axis, sizes.local_nbytes(tensor, graph.layout(tensor))
+        if tensor in made and graph.meshes.size(graph.layout(tensor).site, axis) > 1:
+            summed.setdefault((tensor, graph.layout(tensor).along(axis)), []).append(axis)
+    for (tensor, _), axes in summed.items():
+        yield tensor, "all_reduce", tuple(axes), sizes.local_nbytes(tensor, graph.layout(tensor))
     seen: set[tuple[str, int, Placement]] = set()
     for read, wanted in _reads(graph, nodes):
         native = graph.layout(read.name)
@@ -348,7 +351,7 @@ def _communicated(
                 continue
             seen.add(key)
             ends = [sizes.local_nbytes(read.name, layout) for layout in (native, wanted)]
-            yield read.name, kind, axis, max(0, ends[1] - ends[0]) if kind == "shift" else max(ends)
+            yield read.name, kind, (axis,), max(0, ends[1] - ends[0]) if kind == "shift" else max(ends)
 
 
 def _change(native: Placement, wanted: Placement, is_summed: bool) -> CollectiveKind | None:

@@ -42,7 +42,8 @@ def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[s
         made.update((tensor.name, layer) for tensor in node.outputs)
         durations[layer] += second
     ends = cut(durations, [0] * (layers + 1), devices)
-    return {name: sum(end <= layer for end in ends) for name, layer in layer_of.items()}
+    layers_in_order = ((node.name, layer_of[node.name]) for node in line if node.name in layer_of)
+    return {name: sum(end <= layer for end in ends) for name, layer in layers_in_order}
 
 
 def _layers(analysis: Analysis, forward: Sequence[gs.Node], line: Sequence[gs.Node]) -> dict[str, int]:

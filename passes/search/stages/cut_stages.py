@@ -30,7 +30,6 @@ from partc.runtime.log import log
 
 NodeSeconds = Callable[[int, int], float]  # (flops, bytes read and written) -> seconds
 TOLERANCE = 0.05
-UNEVEN = 1.5  # of the busiest stage's time by the mean: what is more is warned of
 
 
 @dataclass(frozen=True)
@@ -126,8 +125,7 @@ def _tell_balance(times: Sequence[float], ends: Sequence[int]) -> None:
     borders = [0, *ends, len(times)]
     busy = [sum(times[begin:end]) for begin, end in pairwise(borders)]
     balance = max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0
-    report = log.warning if balance >= UNEVEN else log.info
-    report("%d stages: the busiest takes %.2f times the mean of all", len(busy), balance)
+    log.info("%d stages: the busiest takes %.2f times the mean of all", len(busy), balance)
 
 
 def seconds_at(analysis: Analysis, line: Sequence[gs.Node], seconds: NodeSeconds) -> list[float]:

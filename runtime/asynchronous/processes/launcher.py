@@ -25,6 +25,7 @@ from partc.runtime.asynchronous.processes.sockets import (
 )
 from partc.runtime.asynchronous.processes.watch import Rules, SessionsWatch
 from partc.runtime.asynchronous.sessions.session import server_name, servers_of, worker_name
+from partc.runtime.engines.allotted_nodes import on_allotted_nodes
 from partc.runtime.engines.machines import Machines, write_environments
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.launcher import Log, OnProgress, StopRequest
@@ -51,9 +52,10 @@ def launch_sessions(
     A job in which no process gets on for `timeout_s` is ended. `redirect`: as `launch` takes it. Raises the
     error of who failed first, and Stopped where workers that were asked to stop did not do so well.
     """
-    addresses = machines.addresses
     hosts = {server_name(rank.rank): rank.host for rank in servers_of(plan)}
     hosts |= {worker_name(number): place.host for number, place in enumerate(plan.asynchronous)}
+    machines = on_allotted_nodes(machines, list(hosts.values()))
+    addresses = machines.addresses
     with (
         stop_signals() as signals,
         held_folder(Path(tempfile.gettempdir()), FOLDERS) as sockets,

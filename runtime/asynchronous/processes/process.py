@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partc.runtime.asynchronous.processes.start_check import await_start
+from partc.runtime.engines.kept_memory import keep_freed_memory
 from partc.runtime.supervision.pulse import Pulse, failure_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Play one server or worker of a job."""
+    keep_freed_memory()
     folder_name, part, number = sys.argv[1:] if argv is None else argv
     folder = Path(folder_name)
     process: ServerProcess | WorkerProcess | None = None

@@ -4,6 +4,7 @@ The command that starts one under its keeper, here or on another machine:
 
     localhost     python -m partc.runtime.supervision.keeper JOB_FOLDER NAME MODULE JOB_FOLDER PART NUMBER
     elsewhere     ssh ADDRESS "cd FOLDER && exec env NAME=VALUE.. python -m .."      same Python, same paths
+                  srun --nodelist=ADDRESS .. python -m ..                          in an allocation of Slurm's
 
 PARTC_SSH names another program that is called as ssh is. A remote process ends when its connection does.
 """
@@ -19,7 +20,14 @@ from pathlib import Path
 
 from partc.runtime.asynchronous.processes.start_check import give_up
 from partc.runtime.asynchronous.sessions.session import server_name, servers_of, session_name, worker_of
-from partc.runtime.engines.engine import passed_on, rank_environment
+from partc.runtime.engines.engine import (
+    Command,
+    find_engine,
+    is_allocation,
+    passed_on,
+    rank_environment,
+    start_command,
+)
 from partc.runtime.engines.machines import Machine, Machines
 from partc.runtime.engines.rank_command import KEEPER
 from partc.runtime.errors import BadUsage
@@ -31,29 +39,21 @@ MODULE = "partc.runtime.asynchronous.processes.process"
 _GRACE_S = 5.0  # from a polite end to a kill
 
 
-def command_for(job_folder: Path, name: str, part: str, number: int, machine: Machine) -> list[str]:
+def command_for(job_folder: Path, name: str, part: str, number: int, machine: Machine) -> Command:
     """Return the command for a server or worker on a host. Raises BadUsage."""
     folder, address = str(job_folder.absolute()), machine.address
-    started = [
-        machine.python or sys.executable,
-        "-P",
-        "-m",
-        KEEPER,
-        folder,
-        name,
-        MODULE,
-        folder,
-        part,
-        str(number),
-    ]
+    words = ["-P", "-m", KEEPER, folder, name, MODULE, folder, part, str(number)]
+    started = [machine.python or sys.executable, *words]
     if address == LOCAL:
-        return started
+        return Command(started)
     if address.startswith("-"):
         fix = "write a network name: what begins with a dash, ssh takes for an option"
         raise BadUsage(f"no address: {address!r}", at="cluster.json: hosts", fix=fix)
+    if is_allocation() and (engine := find_engine()).kind == "srun":
+        return start_command(engine, [machine.name], Machines((machine,)), words, job_folder)
     variables = [f"{variable}={value}" for variable, value in passed_on().items()]
     remote = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*variables, *started])}"
-    return [*_find_ssh(), address, remote]
+    return Command([*_find_ssh(), address, remote])
 
 
 def _find_ssh() -> list[str]:
@@ -106,12 +106,13 @@ class Crew:
 
     def _start(self, name: str, part: str, number: int, host: str) -> None:
         machine = self._machines.of(host)
+        command = command_for(self._job_folder, name, part, number, machine)
         process = subprocess.Popen(
-            command_for(self._job_folder, name, part, number, machine),
+            command.words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=rank_environment(),
+            env=rank_environment() | command.environment,
             start_new_session=True,  # a terminal's Ctrl-C is for the launcher
         )
         self.processes[name] = process

@@ -178,8 +178,7 @@ class WorkerProcess(SessionProcess):
         self._awaited = ""
 
     def _hear(self, number: int, frame: object) -> None:
-        self._is_asked_to_stop = True
-        signal.signal(number, signal.SIG_DFL)
+        self._is_asked_to_stop = True  # by a batch system, and by the keeper then
 
     def _diverged(self, loss: float, feeds: Mapping[int, Mapping[str, Array]]) -> Diverged:
         error = Diverged(

@@ -57,6 +57,43 @@ step ({LINEAR_HEAD}, float[4,3] m, float[4,3] v, int64 count)
 }}
 """
 
+# Adafactor: rows and columns of the clipped gradient's squares, whose product is the second moment.
+ADAFACTOR = """
+step (float[8,4] x, float[8,3] t, float[4,3] W, float[4] rows, float[3] columns)
+    => (float loss, float[4,3] W_next, float[4] rows_next, float[3] columns_next)
+<float scale = {0.0833333}, float lr = {0.1}, float kept = {0.9}, float new = {0.1}, float eps = {1e-3},
+ float limit = {0.05}, float lowest = {-0.05}, int64[1] zero = {0}, int64[1] one = {1}> {
+    y = MatMul (x, W)
+    d = Sub (y, t)
+    sq = Mul (d, d)
+    loss = ReduceMean <keepdims = 0> (sq)
+    xt = Transpose <perm = [1, 0]> (x)
+    dy = Mul (d, scale)
+    dW = MatMul (xt, dy)
+    lower = Min (dW, limit)
+    g = Max (lower, lowest)
+    g_squared = Mul (g, g)
+    g2 = Add (g_squared, eps)
+    of_rows = ReduceMean <keepdims = 0> (g2, one)
+    rows_kept = Mul (rows, kept)
+    rows_new = Mul (of_rows, new)
+    rows_next = Add (rows_kept, rows_new)
+    of_columns = ReduceMean <keepdims = 0> (g2, zero)
+    columns_kept = Mul (columns, kept)
+    columns_new = Mul (of_columns, new)
+    columns_next = Add (columns_kept, columns_new)
+    down = Unsqueeze (rows_next, one)
+    across = Unsqueeze (columns_next, zero)
+    product = Mul (down, across)
+    mean = ReduceMean <keepdims = 0> (rows_next, zero)
+    moment = Div (product, mean)
+    root = Sqrt (moment)
+    ratio = Div (g, root)
+    part = Mul (ratio, lr)
+    W_next = Sub (W, part)
+}
+"""
+
 # Two parameters clipped by their global norm, a moving average of data, and a state carried on.
 CLIPPED = """
 step (float[8,4] x, float[8,3] t, float[4,3] W, float[3] bias, float[4] mean, float[8,3] state)

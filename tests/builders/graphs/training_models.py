@@ -13,7 +13,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum, Optimizer
 from partc.compiler.importing.bindings import Bindings, write_bindings
 from partc.models.catalogue import build_model
-from tests.builders.graphs.foreign_steps import ADAM, CLIPPED, COUNTED, parse
+from tests.builders.graphs.foreign_steps import ADAFACTOR, ADAM, CLIPPED, COUNTED, parse
 
 SAMPLES = 24
 IGNORED = 3  # the class that does not count
@@ -138,6 +138,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "foreign adam": lambda: _foreign(ADAM),
     "foreign, counted": lambda: _foreign(COUNTED),
     "foreign, clipped": lambda: _foreign(CLIPPED),
+    "foreign adafactor": lambda: _foreign(ADAFACTOR),
 }
 
 

@@ -18,7 +18,7 @@ from partc.compiler.search.whole_steps import WholeSteps
 from partc.cost.simulation.measured_kernels import KernelTimes
 from partc.passes.scheduling.kernels import Operand, parse_kernel
 from tests.builders.plans.compiled_steps import cluster_of
-from tests.compiler.search.test_walk_tasks import two_layers
+from tests.compiler.search.operators.test_walk_tasks import two_layers
 from tests.compiler.task_graphs.test_step_tasks import GLOBAL, step
 
 CPU = ("cpu", "cpu-core", 1)

@@ -53,11 +53,27 @@ def test_it_passes_the_checker_and_names_the_devices_in_rank_order(tmp_path: Pat
     assert {place.configuration_id for place in places} <= {configuration.name}
 
 
+def test_its_documentation_names_the_ranks_devices_once_behind_the_users_own() -> None:
+    def annotate_for(hosts: str, model: onnx.ModelProto) -> onnx.ModelProto:
+        return annotate(model, {}, {}, cluster_of(hosts), FOUR)
+
+    model = parse(SGD)
+    model.doc_string = "My model."
+
+    again = annotate_for("2x2", annotate_for("1x4", model))
+
+    own, told = again.doc_string.split("\n\n")
+    assert own == "My model."
+    assert told.endswith("Ranks: 0 host0/cpu0, 1 host0/cpu1, 2 host1/cpu0, 3 host1/cpu1.")
+
+
 def test_without_its_annotations_it_is_the_users_graph(tmp_path: Path) -> None:
     compiled = compile_step(import_text(SGD), tmp_path / "out", "2x2", batch="global")
     model = annotated(compiled)
     for node in model.graph.node:
-        assert [entry.key for entry in node.metadata_props] == ["partc.segment", "partc.ranks"]
+        told = {entry.key: entry.value for entry in node.metadata_props}
+        assert list(told) == ["partc.segment", "partc.ranks", "partc.devices"]
+        assert told["partc.devices"] == "host0/cpu0, host0/cpu1, host1/cpu0, host1/cpu1"
         del node.device_configurations[:], node.metadata_props[:]
 
     assert list(model.graph.node) == list(onnx.load(compiled.folder.path / "train.onnx").graph.node)

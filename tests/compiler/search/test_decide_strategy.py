@@ -1,6 +1,7 @@
 """`auto` on one batch for all: no name and no mode is quicker, what it takes trains."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchOptions
+from partc.compiler.planning import ahead
+from partc.compiler.planning.ahead import Ahead
 from partc.compiler.search import decide_strategy
 from partc.compiler.search.rank_names import family_of
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
@@ -77,6 +80,29 @@ def test_wide_layers_are_split_and_train_as_one_device(tmp_path: Path) -> None:
     assert verify(tmp_path / "auto", steps=2, data=batches, launcher=launch_in_process).passed
     page = (tmp_path / "auto" / "report.html").read_text()
     assert f'{taken} <span class="tick">chosen</span>' in page
+
+
+def test_a_second_core_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, cluster = wide_mlp(), cluster_of("2x2")
+    alone = compiled(step, cluster, tmp_path / "alone", "auto")
+    monkeypatch.setattr(ahead, "FORKED_NODES", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    begun: list[object] = []
+    begin = Ahead.__init__
+
+    def counted(self: Ahead[object], job: Callable[[], object], kind: type[object]) -> None:
+        begun.append(kind)
+        begin(self, job, kind)
+
+    monkeypatch.setattr(Ahead, "__init__", counted)
+
+    helped = compiled(step, cluster, tmp_path / "helped", "auto")
+
+    assert len(set(begun)) == 3  # estimates, ways and names
+    assert alone.compared == helped.compared
+    files = [{p.name: p.read_bytes() for p in (tmp_path / n).rglob("*.onnx")} for n in ("alone", "helped")]
+    assert files[0] and files[0] == files[1]
+    assert alone.plan.instructions == helped.plan.instructions
 
 
 def test_decisions_alone_are_the_same(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
 from tests.builders.plans.small_devices import small_devices
 from tests.checks.command_line import done, partc
-from tests.compiler.search.test_step_pipelines import uneven_mlp
+from tests.compiler.search.pipelines.test_step_pipelines import uneven_mlp
 
 FORWARD = """
 forward (double[8,96] x) => (double[8,4] logits) {

@@ -20,6 +20,9 @@ class Price:
     def __init__(self, mixed_s: float, doubt: float) -> None:
         self.mixed_s, self.doubt = mixed_s, doubt
 
+    def expect(self, strategy: Strategy | None) -> None:
+        """Nothing is priced ahead."""
+
     def __call__(self, strategy: Strategy) -> float:
         methods = [how.method for how in strategy.parameters.values()]
         is_mixed = methods[0] == "servers" != methods[1]
@@ -48,6 +51,9 @@ class ServersPrice:
 
     def __init__(self, servers_s: float, doubt: float) -> None:
         self.servers_s, self.doubt = servers_s, doubt
+
+    def expect(self, strategy: Strategy | None) -> None:
+        """Nothing is priced ahead."""
 
     def __call__(self, strategy: Strategy) -> float:
         return self.servers_s if all(h.method == "servers" for h in strategy.parameters.values()) else 1.0

@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
-from partc.passes.graph.infer_shapes import limited_memory, run_constants
+from partc.passes.graph.infer_shapes import infer_shapes, limited_memory, run_constants
 from partc.runtime.errors import BadModel
 from tests.builders.graphs.foreign_steps import parse
 
@@ -39,3 +39,32 @@ def test_a_model_of_many_nodes_has_more_room_and_no_model_has_any() -> None:
         np.empty(1 << 30, np.uint8)
     with pytest.raises(MemoryError), limited_memory(chain(200_000)):
         np.empty(1 << 33, np.uint8)
+
+
+def outer(op: str, size: int) -> onnx.ModelProto:
+    """Combine two vectors of a graph, one down and one across, and add a matrix of computed sizes."""
+    return parse(f"""
+    outer (float[3] down, float[2] across, float[6] flat) => (float[a,b] sum)
+    <int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] size = {{{size}}}, int64[1] two = {{2}}> {{
+        column = Unsqueeze (down, one)
+        row = Unsqueeze (across, zero)
+        grid = {op} (column, row)
+        sizes = Concat <axis = 0> (size, two)
+        matrix = Reshape (flat, sizes)
+        sum = Add (grid, matrix)
+    }}
+    """)
+
+
+@pytest.mark.parametrize("op", ["Mul", "Add", "Sub"])
+def test_products_of_columns_and_rows_have_shapes_that_fit(op: str) -> None:
+    """ONNX's propagation of values takes vectors that it does not know for shapes."""
+    inferred = infer_shapes(outer(op, 3), strict_mode=True, data_prop=True)
+
+    (result,) = inferred.graph.output
+    assert [dim.dim_value for dim in result.type.tensor_type.shape.dim] == [3, 2]
+
+
+def test_beside_such_a_product_a_shape_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(BadModel, match="shapes do not fit"):
+        infer_shapes(outer("Mul", 4), strict_mode=True, data_prop=True)

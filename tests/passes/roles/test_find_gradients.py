@@ -7,7 +7,19 @@ import pytest
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients
 from partc.runtime.errors import UnsupportedModel
-from tests.builders.graphs.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, import_step, parse
+from tests.builders.graphs.foreign_steps import (
+    ADAFACTOR,
+    ADAM,
+    CLIPPED,
+    COUNTED,
+    LINEAR,
+    LINEAR_CONSTANTS,
+    LINEAR_HEAD,
+    SGD,
+    TABLE,
+    import_step,
+    parse,
+)
 
 
 @pytest.mark.parametrize("text", [SGD, ADAM])
@@ -19,6 +31,73 @@ def test_clipping_by_global_norm_lies_behind_the_gradients() -> None:
     found = find_gradients(import_step(CLIPPED))
 
     assert {name: gradient.dense for name, gradient in found.items()} == {"W": "dW", "bias": "db"}
+
+
+def test_moments_by_row_and_by_column_lie_behind_the_gradient() -> None:
+    """Their product has the parameter's elements, and depends on the samples through the gradient alone."""
+    assert find_gradients(import_step(ADAFACTOR)) == {"W": Gradient("W", dense="dW")}
+
+
+# The gradient of a direction and of its length, W = length direction / |direction|, by that of W.
+NORMED = """
+step (float[8,4] x, float[8,3] t, float[4,3] V, float[1,3] length)
+    => (float loss, float[4,3] V_next, float[1,3] length_next)
+<float lr = {0.1}, int64[1] zero = {0}> {
+    norm = ReduceL2 (V, zero)
+    unit = Div (V, norm)
+    W = Mul (unit, length)
+    y = MatMul (x, W)
+    d = Sub (y, t)
+    sq = Mul (d, d)
+    loss = ReduceMean <keepdims = 0> (sq)
+    xt = Transpose <perm = [1, 0]> (x)
+    dW = MatMul (xt, d)
+    along = Mul (dW, unit)
+    dl = ReduceSum (along, zero)
+    step_l = Mul (dl, lr)
+    length_next = Sub (length, step_l)
+    radial = Mul (unit, dl)
+    tangent = Sub (dW, radial)
+    scaled = Mul (tangent, lr)
+    V_next = Sub (V, scaled)
+}
+"""
+
+
+def test_a_gradient_that_is_made_of_anothers_is_one() -> None:
+    found = find_gradients(import_step(NORMED))
+
+    assert {name: gradient.dense for name, gradient in found.items()} == {"V": "dW", "length": "dl"}
+
+
+# W = B + turn U, and U is read once more: dW is the gradient of B, and makes a part of that of U.
+REUSED = f"""
+step ({LINEAR_HEAD.replace("float[4,3] W", "float[4,3] B, float[4,3] U")})
+    => (float loss, float[4,3] B_next, float[4,3] U_next)
+<{LINEAR_CONSTANTS}, float[4,4] turn = {{1,2,0,0, 0,1,0,0, 3,0,1,0, 0,0,0,1}}> {{
+    turned = MatMul (turn, U)
+    W = Add (B, turned)
+    {LINEAR.replace("loss", "first")}
+    other = MatMul (x, U)
+    squares = ReduceSumSquare <keepdims = 0> (other)
+    loss = Add (first, squares)
+    slope = Add (other, other)
+    direct = MatMul (xt, slope)
+    back = Transpose <perm = [1, 0]> (turn)
+    through = MatMul (back, dW)
+    dU = Add (direct, through)
+    B_part = Mul (dW, lr)
+    B_next = Sub (B, B_part)
+    U_part = Mul (dU, lr)
+    U_next = Sub (U, U_part)
+}}
+"""
+
+
+def test_a_part_of_a_gradient_that_is_made_of_anothers_belongs_to_it() -> None:
+    found = find_gradients(import_step(REUSED))
+
+    assert {name: gradient.dense for name, gradient in found.items()} == {"B": "dW", "U": "dU"}
 
 
 def test_a_moving_average_and_a_carried_state_have_no_gradient() -> None:

@@ -77,6 +77,15 @@ def test_srun_is_told_the_node_of_every_rank(tmp_path: Path, monkeypatch: pytest
     assert "--distribution=arbitrary" not in command_of("srun", HERE, Machines(), tmp_path)
 
 
+def test_srun_needs_no_file_for_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_MPI_TYPE", "pmi2")
+    here = start_command(Engine("srun", "/usr/bin/srun", "a test"), ["beta"], APART, WORDS, tmp_path)
+
+    assert {"--nodes=1", "--nodelist=10.0.0.2", "--ntasks=1"} <= set(here.words)
+    assert "SLURM_HOSTFILE" not in here.environment
+    assert not list(tmp_path.iterdir()), "several at once would write one file"
+
+
 def test_hosts_have_pythons_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_MPI_TYPE", "pmi2")
     machines = Machines((Machine("alpha", "10.0.0.1"), Machine("beta", "10.0.0.2", python="/b/python")))

@@ -11,6 +11,7 @@ import pytest
 
 from partc.runtime.engines.engine import find_mpiexec
 from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.interactive.stepper import Stepper
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder
 from tests.builders.plans.compiled_steps import random_batches
@@ -82,6 +83,23 @@ def test_hosts_without_addresses_are_the_nodes_of_the_allocation(
 
     assert (slurm / "nodes").read_text() == "node3\nnode4\n"
     assert "--mpi=pmi2" not in (slurm / "told").read_text()
+
+
+def test_a_stepper_waits_for_its_ranks_where_the_nodes_find_it(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[3-4]")
+    for module in ("supervision.supervisor", "interactive.channel"):
+        monkeypatch.setattr(f"partc.runtime.{module}.own_address", lambda address: "127.0.0.1")
+    plan = deep(slurm / "out", "2x1", "auto").folder
+    (batch,) = random_batches(plan.plan, 1)
+
+    with Stepper(plan) as stepper:
+        (losses,) = stepper.run(
+            [plan.plan.loss or ""], {name: np.split(value, 2) for name, value in batch.items()}
+        )
+
+    assert len(losses) == 2 and np.isfinite(losses).all()
 
 
 @pytest.mark.long

@@ -1,12 +1,15 @@
 """A training that a rank's death interrupts goes on by itself, and ends with the same bits."""
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from partc.runtime.checkpoints.manifest import steps_in
-from partc.runtime.errors import BadData, RankFailed
+from partc.runtime.errors import BadData, RankFailed, Stopped
+from partc.runtime.jobs import launcher
 from partc.runtime.jobs.job import Checkpoints
 from partc.runtime.jobs.restarts import train_with_restarts
 from partc.runtime.jobs.results import TrainingResult
@@ -63,3 +66,31 @@ def test_what_would_come_again_is_not_tried_again() -> None:
     with pytest.raises(BadData):
         train_with_restarts(lambda _: fail(BadData), 2, False, lambda _: None, lambda _: None)
     assert len(tries) == 4
+
+
+def test_who_asks_for_an_end_while_a_failure_is_looked_into_gets_no_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm signals a rank, which dies of it while loading, and a moment later its launcher."""
+    judge = launcher._Watch._verdict
+
+    def judge_late(watch: launcher._Watch) -> None:
+        try:
+            judge(watch)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(launcher._Watch, "_verdict", judge_late)
+    (tmp_path / "deadly.py").write_text(
+        "import os\ndef batches():\n    if os.environ['PMI_RANK'] == '1':\n        os.kill(os.getpid(), 15)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = linear_all_reduce(tmp_path / "out", 2)
+    told: list[str] = []
+
+    with pytest.raises(Stopped, match=r"stopped by SIGTERM\n  at:  rank 1 died: signal 15"):
+        train_with_restarts(
+            lambda resume: Runner(folder).train("deadly:batches", 2), 3, False, told.append, lambda _: None
+        )
+
+    assert told == []

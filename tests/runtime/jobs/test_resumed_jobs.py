@@ -130,12 +130,14 @@ def test_data_goes_on_where_it_stopped_though_steps_take_more(tmp_path: Path) ->
 def test_a_rank_that_is_asked_to_stop_makes_all_stop_and_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    """However often: Slurm signals all processes of a job, and so does the keeper then."""
     (tmp_path / "endless.py").write_text(
         "import os, time, numpy as np\n"
         "def batches():\n"
         "    for step in range(100000):\n"
         "        time.sleep(0.01)\n"
-        f"        if step == 30 and os.environ['PMI_RANK'] == '1': os.kill(os.getpid(), {int(number)})\n"
+        "        if step in (30, 31) and os.environ['PMI_RANK'] == '1':\n"
+        f"            os.kill(os.getpid(), {int(number)})\n"
         "        yield {'x': np.full((8, 3), step % 7.0), 'y': np.ones((8, 2))}\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from partc.compiler.commands.arguments.parse_options import (
     parse_pairs,
     parse_sizes,
     parse_steps,
+)
+from partc.compiler.commands.arguments.parse_update_options import (
+    parse_groups,
+    parse_optimizer,
+    parse_schedule,
 )
 from partc.compiler.options import Options
 from partc.compiler.settle_options import DEFAULT_BATCH, choose_batch, fill_sizes
@@ -27,6 +33,29 @@ def test_texts_become_values() -> None:
     assert parse_sizes(["batch=16", "words=8"]) == {"batch": 16, "words": 8}
     assert [parse_batch_size(text) for text in ("", "8", "dynamic")] == [None, 8, "dynamic"]
     assert [parse_learning_rate(text) for text in ("0.5", "1e-3", "fed")] == [0.5, 1e-3, "fed"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "said"),
+    [
+        (lambda: parse_pairs("W=a,W=b", "--state"), "--state says two things of W: a and b"),
+        (lambda: parse_axes(["x=0", "x=1"]), "--sample-axis says two things of x: 0 and 1"),
+        (lambda: parse_sizes(["batch=4", "batch=8"]), "--size says two things of batch: 4 and 8"),
+        (lambda: parse_schedule("step:every=3,every=5,factor=0.1"), "--schedule says two things of every"),
+        (lambda: parse_groups("", ["*.bias:lr=1,lr=2"]), "--group says two things of lr"),
+        (
+            lambda: parse_optimizer("adam", "", ["beta1=0.8", "beta1=0.9"], None),
+            "--set-optimizer says two things of beta1",
+        ),
+    ],
+)
+def test_one_option_does_not_say_two_things_of_a_name(parse: Callable[[], object], said: str) -> None:
+    with pytest.raises(BadUsage, match=rf"{said}.*\n  at:  --.*\n  fix: name \w+ once"):
+        parse()
+
+
+def test_what_is_said_twice_alike_is_said_once() -> None:
+    assert parse_sizes(["batch=4", "batch=4"]) == {"batch": 4}
 
 
 def test_steps_are_the_last_ones_or_ranges() -> None:

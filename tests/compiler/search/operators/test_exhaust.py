@@ -22,7 +22,7 @@ from partc.cost.cluster.cluster import Cluster, Link
 from partc.passes.search.operators.operator_space import OperatorConfig
 from partc.runtime.errors import BadUsage
 from tests.builders.plans.compiled_steps import cluster_of
-from tests.compiler.search.test_walk_tasks import two_layers
+from tests.compiler.search.operators.test_walk_tasks import two_layers
 from tests.compiler.task_graphs.test_step_tasks import Priced, priced
 
 

@@ -6,7 +6,7 @@ import pytest
 from partc.compiler.search.operators.own_space import Kinds, kinds_of_space
 from partc.compiler.search.operators.step_bound import StepBound
 from partc.passes.search.operators.operator_space import OperatorConfig
-from tests.compiler.search.test_walk_tasks import two_layers
+from tests.compiler.search.operators.test_walk_tasks import two_layers
 from tests.compiler.task_graphs.test_step_tasks import priced
 
 

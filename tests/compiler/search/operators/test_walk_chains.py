@@ -9,7 +9,7 @@ import pytest
 
 from partc.compiler.search.operators.walk_chains import walk_chains, walk_rounds
 from partc.compiler.search.operators.walk_tasks import BestStates, State, TaskWalk
-from tests.compiler.search.test_walk_tasks import two_layers
+from tests.compiler.search.operators.test_walk_tasks import two_layers
 
 
 def test_chains_find_what_one_finds_and_more() -> None:

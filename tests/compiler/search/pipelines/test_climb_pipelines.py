@@ -7,7 +7,7 @@ import pytest
 
 from partc.compiler.search.pipelines.climb_pipelines import PipelineClimb
 from partc.passes.search.stages.pipeline_space import Pipeline
-from tests.passes.search.test_pipeline_space import all_pipelines, space_of
+from tests.passes.search.stages.test_pipeline_space import all_pipelines, space_of
 
 
 def climb_of(seed: int, most: float = inf) -> tuple[PipelineClimb, dict[Pipeline, float]]:

@@ -12,7 +12,7 @@ from partc.passes.layouts.place_nodes import place_nodes
 from partc.passes.search.stages.cut_layers import cut_layers
 from partc.runtime.errors import BadUsage
 from tests.passes.layouts.test_place_nodes import analysed
-from tests.passes.search.test_cut_stages import deep
+from tests.passes.search.stages.test_cut_stages import deep
 
 
 def translation() -> onnx.ModelProto:
@@ -29,6 +29,7 @@ def test_the_cells_of_an_unrolled_layer_are_one_layer(devices: int, tmp_path: Pa
     device_of = cut_layers(analysis, devices, lambda flops, nbytes: float(flops))
 
     assert set(device_of.values()) == set(range(devices))
+    assert list(device_of) == [node.name for node in analysis.training.graph.nodes if node.name in device_of]
     nodes = {node.name: node for node in analysis.training.graph.nodes}
     readers: dict[str, set[int]] = {}
     for name, device in device_of.items():

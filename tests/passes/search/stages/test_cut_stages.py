@@ -71,15 +71,16 @@ def test_more_stages_than_ops_are_refused(tmp_path: Path) -> None:
         cut_stages(analysis, 40, lambda flops, nbytes: float(flops))
 
 
-def test_stages_that_one_fat_op_leaves_idle_are_warned_of(
+def test_how_busy_the_stages_are_is_logged_and_left_to_compile_to_warn_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "even").mkdir()
-    with caplog.at_level("WARNING", log.name):
+    with caplog.at_level("INFO", log.name):
         cut_stages(analysed(deep(*[256] * 9), tmp_path / "even"), 4, lambda flops, nbytes: float(flops))
-        assert not caplog.records
         cut_stages(analysed(deep(1024, 1024, 8, 8, 8), tmp_path), 4, lambda flops, nbytes: float(flops))
 
-    (record,) = caplog.records
-    assert "4 stages: the busiest takes" in record.getMessage()
-    assert float(record.getMessage().split(" takes ")[1].split()[0]) > 3
+    even, fat = (record for record in caplog.records if "stages:" in record.getMessage())
+    assert even.levelname == fat.levelname == "INFO"
+    assert "4 stages: the busiest takes" in fat.getMessage()
+    even_times, fat_times = (float(r.getMessage().split(" takes ")[1].split()[0]) for r in (even, fat))
+    assert even_times < 1.5 < 3 < fat_times
