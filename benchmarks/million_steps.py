@@ -21,7 +21,7 @@ from partc.compiler.differentiation.updates.optimizers import Adam
 from partc.compiler.options import Options
 from partc.cost.cluster.cluster import read_cluster
 from partc.models.catalogue import build_model
-from partc.runtime.jobs.job import Progress, Told
+from partc.runtime.jobs.job import JobMessage, Progress
 from partc.runtime.jobs.metrics import METRICS_FILE, MetricsLog, read_metrics
 from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.jobs.runner import Runner
@@ -59,7 +59,7 @@ def _train(folder: Path, steps: int) -> list[dict[str, int]]:
     """Train; return what each process holds at the end of each tenth, in bytes."""
     memory: list[dict[str, int]] = []
 
-    def look(told: Told) -> None:
+    def look(told: JobMessage) -> None:
         if isinstance(told, Progress) and told.step * TENTHS >= steps * (len(memory) + 1):
             memory.append({"launcher": _held_bytes(os.getpid())} | dict(_ranks(folder)))
 

@@ -100,8 +100,8 @@ def _steps(folder: Path, step: int | None = None) -> list[int]:
             fix="save some with `partc run OUT --save-every 100`, or name their folder",
         )
     if step not in (None, *steps):
-        named = ", ".join(map(str, steps))
-        raise BadCheckpoint(f"no checkpoint of step {step}", at=str(folder), fix=f"name one of {named}")
+        known_steps = ", ".join(map(str, steps))
+        raise BadCheckpoint(f"no checkpoint of step {step}", at=str(folder), fix=f"name one of {known_steps}")
     return steps if step is None else [step]
 
 
@@ -128,8 +128,8 @@ def _entry(manifest: Manifest) -> CheckpointEntry:
 def _row(entry: CheckpointEntry) -> tuple[str, ...]:
     if entry.size_bytes is None:
         return (str(entry.step), *[""] * 4, entry.damage)
-    used = "" if entry.samples is None else f"{entry.samples:,}"
-    numbers = (entry.step, entry.seed, used, size(entry.size_bytes), entry.ranks)
+    samples = "" if entry.samples is None else f"{entry.samples:,}"
+    numbers = (entry.step, entry.seed, samples, size(entry.size_bytes), entry.ranks)
     return (*map(str, numbers), entry.written_at.removesuffix("+00:00"))
 
 

@@ -95,8 +95,8 @@ def measure_command(
     answer(measurements.record(str(out)))
 
 
-def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:
-    """Measure with a process for each CPU share, or two a host. `shared`: a folder that all hosts see.
+def measure_cluster(cluster: Cluster, shared_folder: Path) -> MeasuredCluster:
+    """Measure with a process for each CPU share, or two a host. `shared_folder`: a folder that all hosts see.
 
     Raises BadUsage, RankFailed.
     """
@@ -111,7 +111,7 @@ def measure_cluster(cluster: Cluster, shared: Path) -> MeasuredCluster:
     threads = tuple(device.threads if _is_shared_out(host) else 0 for host, device in measured)
     probe = Probe(threads, _product(), rounds, MESSAGE_BYTES, TOGETHER_BYTES, REPEATS)
     machines = tuple(Machine(h.name, h.address, h.environment, h.python) for h in cluster.hosts)
-    samples = measure(probe, hosts, Machines(machines, cluster.mpiexec), shared)
+    samples = measure(probe, hosts, Machines(machines, cluster.mpiexec), shared_folder)
     lines = {
         (hosts[first], hosts[second]): fit_line(
             [(s.nbytes, s.seconds) for s in samples if s.kind == "message" and s.ends == (first, second)]

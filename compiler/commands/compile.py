@@ -125,12 +125,12 @@ def _warnings(compilation: Compilation) -> list[str]:
 def _record(compilation: Compilation, out: Path, warnings: list[str]) -> Compiled:
     """Return the document of --json."""
     plan, strategy = compilation.plan, compilation.strategy
-    places = {rank.rank: rank for rank in plan.ranks}
+    rank_by_number = {rank.rank: rank for rank in plan.ranks}
     memory = (
         RankMemory(
             m.rank,
-            places[m.rank].host,
-            places[m.rank].device,
+            rank_by_number[m.rank].host,
+            rank_by_number[m.rank].device,
             m.variables_bytes,
             m.buffers_bytes,
             m.values_bytes,
@@ -175,8 +175,8 @@ def _print_summary(compilation: Compilation, out: Path, warnings: list[str]) -> 
     for name in compilation.plan.unread_inputs:
         note(f"data input {name}: not read; no data is needed for it")
     if draws := compilation.plan.drawn_inputs:
-        shared = sum(entry.sample_axis is None for entry in draws)
-        note(f"drawn in every step: {len(draws)} inputs, {shared} of them the same for all")
+        shared_count = sum(entry.sample_axis is None for entry in draws)
+        note(f"drawn in every step: {len(draws)} inputs, {shared_count} of them the same for all")
     if recomputed := compilation.plan.recomputed:
         before, after = (
             f"{peak / 1e6:,.1f} MB" for peak in (recomputed.before_bytes, recomputed.after_bytes)
@@ -208,11 +208,11 @@ def _print_compared(compilation: Compilation) -> None:
     """Say which of the strategies that `auto` compared was taken, where names were among them."""
     if not any(tried.strategy.has_meshes for tried in compilation.compared):
         return
-    taken, *others = compilation.compared
+    best, *others = compilation.compared
     others = sorted(others, key=lambda tried: tried.step_s)
     estimates = ", ".join(f"{tried.names[0]} {seconds(tried.step_s)}" for tried in others[:MAX_COMPARED])
     more = f" and {len(others) - MAX_COMPARED} more" if len(others) > MAX_COMPARED else ""
-    note(f"strategy: {taken.names[0]}, {seconds(taken.step_s)} a step; compared: {estimates}{more}")
+    note(f"strategy: {best.names[0]}, {seconds(best.step_s)} a step; compared: {estimates}{more}")
 
 
 def _print_departures(plan: Plan) -> None:

@@ -40,21 +40,21 @@ def init_command(
         )
     bytes_per_s = network and network * 1e9 / 8
     wishes = Wishes(devices, workers, gpus, gpu_type, parse_bytes(memory, "--memory"), bytes_per_s)
-    made = make_cluster(source, wishes)
+    result = make_cluster(source, wishes)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_bytes(encode_cluster(made.cluster))
-    _tell_cluster(made, output)
+    output.write_bytes(encode_cluster(result.cluster))
+    _tell_cluster(result, output)
 
 
-def _tell_cluster(made: MadeCluster, output: Path) -> None:
+def _tell_cluster(result: MadeCluster, output: Path) -> None:
     """Say what was written, what of it is assumed, and what GPUs cannot be used here."""
-    hosts = made.cluster.hosts
+    hosts = result.cluster.hosts
     profiles = Counter(device.profile for host in hosts for device in host.devices)
     counted = ", ".join(f"{count} {profile}" for profile, count in profiles.items())
-    tell(f"{plural(len(hosts), 'host')}, {counted}, by {made.source} -> {output}")
-    for line in made.assumed:
+    tell(f"{plural(len(hosts), 'host')}, {counted}, by {result.source} -> {output}")
+    for line in result.assumed:
         note(f"  assumed: {line}")
-    warnings = tuple(unusable_gpus(made.cluster))
+    warnings = tuple(unusable_gpus(result.cluster))
     for line in warnings:
         tell(f"warning: {line}")
     if len(hosts) > 1:
@@ -62,11 +62,11 @@ def _tell_cluster(made: MadeCluster, output: Path) -> None:
     answer(
         ClusterWritten(
             output=str(output),
-            source=made.source,
+            source=result.source,
             hosts=len(hosts),
             devices=profiles.total(),
             profiles=dict(profiles),
-            assumed=made.assumed,
+            assumed=result.assumed,
             warnings=warnings,
         )
     )

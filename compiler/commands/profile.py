@@ -82,7 +82,7 @@ def profile_command(
         sizes=parse_sizes(size),
         options=graph_options(state, sample_axis, loss, initial),
     )
-    sources, left = _sources(machines)
+    sources, unreachable = _sources(machines)
     with working_on("listing kernels"):
         step = kernels_of(train, machines, options, with_parts=not strategy)
     for remark in step.remarks:
@@ -97,7 +97,7 @@ def profile_command(
         _write(profile, output)
         devices.append(_entry(profile.of_source(source), before, expected_s))
         _tell(devices[-1], output)
-    answer(Profiled(str(output), tuple(devices), (*left, *step.remarks)))
+    answer(Profiled(str(output), tuple(devices), (*unreachable, *step.remarks)))
 
 
 def _sources(cluster: Cluster) -> tuple[list[tuple[ClusterRank, MeasuredDevice]], list[str]]:
@@ -171,8 +171,8 @@ def _tell(device: ProfiledDevice, path: Path) -> None:
         f"{device.profile}, {device.device}: {device.known} of {device.kernels} kernels, {device.earlier} of "
         f"them from before; by the roofline they are {percent(device.share)} of the work -> {path}"
     )
-    if left := device.kernels - device.known - len(device.unmeasured):
-        tell(f"  {left} not yet: run it again, or give a larger --budget; the roofline prices them meanwhile")
+    if rest := device.kernels - device.known - len(device.unmeasured):
+        tell(f"  {rest} not yet: run it again, or give a larger --budget; the roofline prices them meanwhile")
     if device.unmeasured:
         tell(f"  {len(device.unmeasured)} cannot be run by themselves: the roofline prices them")
     for key, reason in list(device.unmeasured.items())[:MOST_REASONS]:

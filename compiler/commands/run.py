@@ -26,10 +26,10 @@ from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.data.batches import samples_of_step
-from partc.runtime.engines.joined import check_place, take_place
+from partc.runtime.engines.external_launch import check_place, take_place
 from partc.runtime.errors import BadUsage
 from partc.runtime.execution.recorder import MIDDLE, TracedSteps
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Told
+from partc.runtime.jobs.job import Checkpoints, JobMessage, Notice, Progress, Restarted
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
 from partc.runtime.jobs.metrics_port import MetricsPort
@@ -124,7 +124,7 @@ class _LastLoss:
 
     loss: float | None = None
 
-    def hear(self, message: Told) -> None:
+    def hear(self, message: JobMessage) -> None:
         """Take in what a job tells."""
         if isinstance(message, Progress):
             self.loss = message.loss
@@ -146,7 +146,7 @@ def _telling(
         advance = at_the_end.enter_context(progress_of("training", steps))
         hears.append(_showing(advance, lambda: hosts_left.folder))
 
-        def on_progress(message: Told) -> None:
+        def on_progress(message: JobMessage) -> None:
             for hear in hears:
                 hear(message)
 
@@ -260,7 +260,7 @@ def _plan_of_samples(folder: PlanFolder) -> Plan:
 
 
 def _showing(advance: Advance, folder: Callable[[], PlanFolder]) -> OnProgress:
-    def show(message: Told) -> None:
+    def show(message: JobMessage) -> None:
         match message:
             case Notice(text=text):
                 note(text)

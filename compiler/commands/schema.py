@@ -22,8 +22,8 @@ def schema_command(
     """Show the JSON schemas of what commands write with --json."""
     name = " ".join(command)
     if not name:
-        for known in RESULTS:
-            tell(known)
+        for command_name in RESULTS:
+            tell(command_name)
         answer(SchemaList(tuple(RESULTS)))
         return
     if name not in RESULTS:

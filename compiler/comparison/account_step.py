@@ -91,8 +91,8 @@ class _Terms:
                 return self._group(run), f"{self._names[stem]} ({stem})"
             case Start() as start:
                 group, what = COLLECTIVES[start.kind], start.words or start.label
-                named = f"{group}: {what}" if what else group
-                return (STARTING, "") if part.kind == "start" else (group, named)
+                name = f"{group}: {what}" if what else group
+                return (STARTING, "") if part.kind == "start" else (group, name)
             case Store():
                 return COPYING, ""
         return BETWEEN[part.kind], ""

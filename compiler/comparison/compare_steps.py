@@ -27,8 +27,8 @@ def compare_steps(before: Side, after: Side) -> Comparison:
     if is_same_plan and after.run is not None and before.run is None:
         differences, reason = after.run.differences, after.run.reason
     else:
-        named = _in_plan if is_same_plan else _in_any_plan
-        differences, reason = differences_of(before.record.account, after.record.account, named), ""
+        name_of = _in_plan if is_same_plan else _in_any_plan
+        differences, reason = differences_of(before.record.account, after.record.account, name_of), ""
     return Comparison(
         COMPARISON_FORMAT,
         before.record,

@@ -40,9 +40,9 @@ def tables_of(comparison: Comparison) -> Iterator[ComparedTable]:
     """Yield the tables that have rows."""
     yield _steps(comparison)
     yield _differences(comparison)
-    for title, moved in (("Variables", comparison.variables), ("Operators", comparison.operators)):
-        if moved:
-            rows = _some([(_named(entry), entry.before, entry.after) for entry in moved])
+    for title, changes in (("Variables", comparison.variables), ("Operators", comparison.operators)):
+        if changes:
+            rows = _some([(_named(entry), entry.before, entry.after) for entry in changes])
             yield ComparedTable(f"{title} that moved", (title, "A", "B"), (), rows)
     changed = [a for a in comparison.communications if _differs(a)]
     if changed:
@@ -121,12 +121,14 @@ def headline_of(comparison: Comparison) -> str:
 def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     """Yield what a terminal shows."""
     for table in tables_of(comparison):
-        drawn = Table(title=table.title)
+        rich_table = Table(title=table.title)
         for number, column in enumerate(table.columns):
-            drawn.add_column(column, justify="right" if number in table.numbers else "left", overflow="fold")
+            rich_table.add_column(
+                column, justify="right" if number in table.numbers else "left", overflow="fold"
+            )
         for row in table.rows:
-            drawn.add_row(*row)
-        yield drawn
+            rich_table.add_row(*row)
+        yield rich_table
 
 
 def comparison_page(comparison: Comparison) -> str:

@@ -188,8 +188,8 @@ def batch_sizes(options: Options, graph: TrainingGraph) -> dict[str, int]:
 
 
 def _batches(options: Options, graph: TrainingGraph) -> Iterator[Change]:
-    known = batch_sizes(options, graph)
-    if not known:
+    sizes_known = batch_sizes(options, graph)
+    if not sizes_known:
         yield _impossible(
             "batch",
             "",
@@ -197,7 +197,7 @@ def _batches(options: Options, graph: TrainingGraph) -> Iterator[Change]:
         )
         return
     for factor in (2.0, 0.5, 4.0):
-        changed = {name: int(size * factor) for name, size in known.items()}
+        changed = {name: int(size * factor) for name, size in sizes_known.items()}
         if min(changed.values()):
             sizes_text = ", ".join(f"{name}={size}" for name, size in changed.items())
             yield Change(

@@ -58,7 +58,7 @@ def _predicted(folder: PlanFolder, cluster: Cluster) -> StepAccount:
 
 
 def run_of(folder: Path) -> Path:
-    """Return what the last run of a plan measured. Raises BadPlan where there is none."""
+    """Return the path of what the last run of a plan measured. Raises BadPlan where there is none."""
     path = folder / MEASURED
     if not path.exists():
         raise BadPlan(

@@ -197,5 +197,5 @@ def what_if_lines(what_if: WhatIf | None) -> Iterator[str]:
         for change in best[:MOST_LINES]
         if change.compiled is not None
     ]
-    left = len(what_if.changes) - len(priced)
-    yield f"what if: {len(priced)} changes priced, {left} not; quickest for a sample: {', '.join(quickest)}"
+    rest = len(what_if.changes) - len(priced)
+    yield f"what if: {len(priced)} changes priced, {rest} not; quickest for a sample: {', '.join(quickest)}"

@@ -117,9 +117,9 @@ class _Replacing:
         return type_.shape, type_.element
 
 
-def _info(drawn: DrawnInput) -> onnx.ValueInfoProto:
-    element = helper.np_dtype_to_tensor_dtype(np.dtype(drawn.dtype))
-    return value_info(drawn.name, TensorType(element, drawn.shape))
+def _info(drawn_input: DrawnInput) -> onnx.ValueInfoProto:
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(drawn_input.dtype))
+    return value_info(drawn_input.name, TensorType(element, drawn_input.shape))
 
 
 def _dtype(element: int) -> np.dtype:

@@ -26,13 +26,13 @@ _Place = tuple[int, str, str]  # how the names differ (0: least), input, output
 def propose_state(graph: onnx.GraphProto) -> dict[str, str]:
     """Return input -> output for pairs of equal type that their names make, and no other names make too."""
     inputs, outputs = {info.name: info for info in graph.input}, {info.name: info for info in graph.output}
-    places = [
+    pairs = [
         (rank, name, following)
         for following in outputs
         for rank, name in _inputs_of(following, list(inputs))
         if _alike(inputs[name], outputs[following])
     ]
-    best = list(_least(_least(places, by=2), by=1))
+    best = list(_least(_least(pairs, by=2), by=1))
     of_inputs, of_outputs = Counter(place[1] for place in best), Counter(place[2] for place in best)
     return {
         name: following for _, name, following in best if of_inputs[name] == 1 and of_outputs[following] == 1
@@ -51,13 +51,13 @@ def _inputs_of(following: str, inputs: list[str]) -> Iterator[tuple[int, str]]:
             yield 1, name
 
 
-def _least(places: "Iterator[_Place] | list[_Place]", by: int) -> Iterator[_Place]:
+def _least(pairs: "Iterator[_Place] | list[_Place]", by: int) -> Iterator[_Place]:
     """Yield those places that take least for their input (1), or output (2)."""
-    places = list(places)
+    pairs = list(pairs)
     least: dict[object, int] = {}
-    for place in places:
+    for place in pairs:
         least[place[by]] = min(place[0], least.get(place[by], place[0]))
-    return (place for place in places if place[0] == least[place[by]])
+    return (place for place in pairs if place[0] == least[place[by]])
 
 
 def _alike(one: onnx.ValueInfoProto, other: onnx.ValueInfoProto) -> bool:

@@ -72,11 +72,11 @@ def strategy_of_annotations(
         return None
     configuration, ranks = _choose_configuration(model, cluster)
     facts = infer_facts(training, sizes)
-    known = {node.name: node for node in training.graph.nodes}
+    node_of = {node.name: node for node in training.graph.nodes}
     pins = [
         pin
         for node in model.graph.node
-        if node.name in known
+        if node.name in node_of
         for place in node.device_configurations
         if place.configuration_id == configuration
         for pin in _pins(node, place, ranks, facts)

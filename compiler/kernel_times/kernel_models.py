@@ -69,10 +69,10 @@ class KernelLibrary:
             [helper.make_empty_tensor_value_info(tensor.name) for tensor in nodes[-1].outputs],
             [numpy_helper.from_array(np.asarray(t.values), t.name) for t in constants],
         )
-        used = functions_used(graph.node, self.functions)
-        domains = sorted({function.domain for function in used})
+        functions = functions_used(graph.node, self.functions)
+        domains = sorted({function.domain for function in functions})
         opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(d, 1) for d in domains)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, functions=used)
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, functions=functions)
         types = [output.type.tensor_type.elem_type for output in infer_shapes(model).graph.output]
         if not all(types):
             raise CannotRun("its results' types cannot be inferred")

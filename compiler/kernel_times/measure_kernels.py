@@ -37,8 +37,8 @@ def source_here(device: DeviceKind) -> MeasuredDevice | None:
     kind, profile, threads = device
     if kind == "cpu":
         return MeasuredDevice("cpu", profile, threads, cpu_name(), versions_here())
-    seen = [each for each in ort.get_ep_devices() if each.ep_name == "CUDAExecutionProvider"]
-    if not seen:
+    gpus = [each for each in ort.get_ep_devices() if each.ep_name == "CUDAExecutionProvider"]
+    if not gpus:
         return None
     return MeasuredDevice("gpu", profile, threads, _gpu_name(), versions_here())
 

@@ -175,9 +175,11 @@ _ELEMENTS = {
 def main() -> None:
     """Answer every line of the standard input with one on the standard output, until it ends."""
     setting = msgspec.json.decode(sys.argv[1], type=Setting)
-    known = onnx.load(setting.functions)
+    functions_model = onnx.load(setting.functions)
     library = KernelLibrary(
-        known.opset_import[0].version, {f.name: f for f in known.functions}, setting.kind == "cpu"
+        functions_model.opset_import[0].version,
+        {f.name: f for f in functions_model.functions},
+        setting.kind == "cpu",
     )
     print(READY, flush=True)
     with TemporaryDirectory(prefix="partc-kernels.") as folder:

@@ -140,7 +140,7 @@ def _two_ranks(name: str) -> Check:
     engine = find_engine()
     with tempfile.TemporaryDirectory(prefix="partc-doctor-") as folder:
         command = start_command(engine, ["here", "here"], Machines(), ["-c", _TWO_RANKS], Path(folder))
-        done = subprocess.run(
+        process = subprocess.run(
             command.words,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -150,11 +150,13 @@ def _two_ranks(name: str) -> Check:
             env=rank_environment() | command.environment,
         )
     launcher = f"{engine.program} ({engine.kind}, {engine.source})"
-    if done.returncode == 0 and done.stdout.count("ranks 2 sum 3") == 2:
+    if process.returncode == 0 and process.stdout.count("ranks 2 sum 3") == 2:
         return Check(name, "ok", f"{launcher} starts two ranks, which add up")
-    output = (done.stderr or done.stdout).strip().splitlines()
+    output = (process.stderr or process.stdout).strip().splitlines()
     fix = "see docs/engines.md; PARTC_MPIEXEC names another mpiexec, `pip install mpich` brings one"
-    return Check(name, "failed", f"{launcher}: exit code {done.returncode}: {' / '.join(output[-3:])}", fix)
+    return Check(
+        name, "failed", f"{launcher}: exit code {process.returncode}: {' / '.join(output[-3:])}", fix
+    )
 
 
 def _shared_memory(name: str) -> Check:
@@ -177,13 +179,13 @@ def _ssh(name: str) -> Check:
 
 
 def _writing(name: str) -> Check:
-    places = {"the current folder": Path.cwd(), "the temporary folder": Path(tempfile.gettempdir())}
-    places["the folder of measured times"] = cache_file().parent
-    for what, place in places.items():
+    folders = {"the current folder": Path.cwd(), "the temporary folder": Path(tempfile.gettempdir())}
+    folders["the folder of measured times"] = cache_file().parent
+    for what, place in folders.items():
         there = next(path for path in (place, *place.parents) if path.exists())
         if not os.access(there, os.W_OK | os.X_OK):
             return Check(name, "failed", f"{what} cannot be written: {place}", f"let this user write {there}")
-    free = shutil.disk_usage(places["the current folder"]).free
+    free = shutil.disk_usage(folders["the current folder"]).free
     return Check(
         name, "ok", f"here, {tempfile.gettempdir()}, {cache_file().parent}; {free / 1e9:.1f} GB free here"
     )

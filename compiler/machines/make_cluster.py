@@ -61,7 +61,7 @@ class MadeCluster:
 
 
 @dataclass
-class _Told:
+class _Environment:
     """What an environment tells of the hosts."""
 
     source: str
@@ -95,7 +95,7 @@ def _what_there_is() -> str:
     return "mpi-operator" if allotted_slots() else "machine"
 
 
-def _one_host(host: Host, environment: _Told) -> MadeCluster:
+def _one_host(host: Host, environment: _Environment) -> MadeCluster:
     """Return this machine, whose GPUs NVLink may join."""
     has_gpus = any(device.kind == "gpu" for device in host.devices)
     switches, links = join_gpus(host.name, host.devices, detect_nvlinks() if has_gpus else {})
@@ -118,18 +118,18 @@ def _joined(hosts: Sequence[Host], source: str, assumed: Sequence[str], wishes: 
 # ---------------------------------------------------------------- what environments tell
 
 
-def _this_machine() -> _Told:
-    return _Told("this machine", {short_name(): look_at_this_machine()})
+def _this_machine() -> _Environment:
+    return _Environment("this machine", {short_name(): look_at_this_machine()})
 
 
-def _slurm() -> _Told:
+def _slurm() -> _Environment:
     nodes = spell_out_nodes(_variable("SLURM_JOB_NODELIST"), "SLURM_JOB_NODELIST")
     cores_text = os.environ.get("SLURM_JOB_CPUS_PER_NODE") or _variable("SLURM_CPUS_ON_NODE")
     cores = spell_out_counts(cores_text, "SLURM_JOB_CPUS_PER_NODE")
     cores = cores if len(cores) == len(nodes) else cores[:1] * len(nodes)
     gpus, gpu_type = _slurm_gpus()
     here = look_at_this_machine()
-    environment = _Told(
+    environment = _Environment(
         f"Slurm's allocation {os.environ.get('SLURM_JOB_ID', '')}".rstrip(), {}, gpu_type=gpu_type
     )
     for node, count in zip(nodes, cores, strict=True):
@@ -156,7 +156,7 @@ def _slurm_memory_bytes(cores: int) -> int:
     return 0
 
 
-def _mpi_operator() -> _Told:
+def _mpi_operator() -> _Environment:
     slots = allotted_slots()
     if not slots:
         raise BadUsage(
@@ -167,7 +167,7 @@ def _mpi_operator() -> _Told:
     here = look_at_this_machine()
     hosts = {name: Hardware(max(here.cores, count), here.memory_bytes) for name, count in slots.items()}
     assumed = ["every worker's pod has this pod's cores and memory"]
-    return _Told("the MPI operator's file of hosts", hosts, dict(slots), assumed=assumed)
+    return _Environment("the MPI operator's file of hosts", hosts, dict(slots), assumed=assumed)
 
 
 def _variable(name: str) -> str:
@@ -184,7 +184,7 @@ def _variable(name: str) -> str:
 # ---------------------------------------------------------------- hosts
 
 
-def _host(name: str, hardware: Hardware, environment: _Told, wishes: Wishes) -> Host:
+def _host(name: str, hardware: Hardware, environment: _Environment, wishes: Wishes) -> Host:
     """Return a host with its GPUs, if it has any, or else with workers on its cores."""
     memory_bytes = wishes.memory_bytes or hardware.memory_bytes
     gpus = [] if wishes.devices == "cpu" else _gpus(name, hardware, environment, wishes)
@@ -202,7 +202,7 @@ def _host(name: str, hardware: Hardware, environment: _Told, wishes: Wishes) -> 
     return Host(name, tuple(cpus), memory_bytes=memory_bytes, cores=float(hardware.cores))
 
 
-def _gpus(name: str, hardware: Hardware, environment: _Told, wishes: Wishes) -> list[Device]:
+def _gpus(name: str, hardware: Hardware, environment: _Environment, wishes: Wishes) -> list[Device]:
     here = detect_gpus("localhost")
     detected = here if isinstance(here, list) else []
     if wishes.gpus is not None:
@@ -228,7 +228,7 @@ def _gpus(name: str, hardware: Hardware, environment: _Told, wishes: Wishes) -> 
     ]
 
 
-def _profile(gpu: Gpu, environment: _Told, wishes: Wishes) -> str:
+def _profile(gpu: Gpu, environment: _Environment, wishes: Wishes) -> str:
     named = environment.gpu_type.lower() if environment.gpu_type else None
     profile = wishes.gpu_type or gpu.profile or (named if named in GPU_TYPES else None)
     if profile is None:

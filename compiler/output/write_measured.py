@@ -57,8 +57,8 @@ def measured_timeline(plan: Plan, step: Mapping[int, StepTimes]) -> Timeline:
     spans = _spans(plan, step, origin_s)
     bars = tuple(_bars(plan, spans))
     ends = [end_s for of_rank in spans.values() for _, end_s in of_rank.values()]
-    sent = {rank: sum(times.sent_bytes) for rank, times in step.items()}
-    return Timeline(bars, max(ends, default=0.0), sent, dict.fromkeys(sent, 0))
+    sent_bytes = {rank: sum(times.sent_bytes) for rank, times in step.items()}
+    return Timeline(bars, max(ends, default=0.0), sent_bytes, dict.fromkeys(sent_bytes, 0))
 
 
 def _spans(plan: Plan, step: Mapping[int, StepTimes], origin_s: float) -> dict[int, Spans]:

@@ -228,12 +228,12 @@ def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], floa
 
     def seconds(item: Item) -> float:
         values = [tensor.name for node in item.nodes for tensor in node.outputs]
-        sent = sum(lowered.nbytes.get(value, 0) for value in values)
+        nbytes = sum(lowered.nbytes.get(value, 0) for value in values)
         if isinstance(item, Communication):
-            return PER_COMMUNICATION_S + sent / slowest_bytes_per_s
+            return PER_COMMUNICATION_S + nbytes / slowest_bytes_per_s
         read = sum(lowered.nbytes.get(tensor.name, 0) for node in item.nodes for tensor in node.inputs)
         flops = sum(lowered.flops.get(node.name, 0) for node in item.nodes)
-        return node_s(flops, sent + read, worker, cluster)
+        return node_s(flops, nbytes + read, worker, cluster)
 
     return seconds
 

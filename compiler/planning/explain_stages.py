@@ -85,13 +85,13 @@ class _Reasons:
 
     def _parted(self, starts: Sequence[int]) -> dict[str, frozenset[str]]:
         """Return what several stages would read: weights, or what is made of them -> variables."""
-        analysis, places = self.compilation.analysis, self.line.places.nodes
+        analysis, stage_places = self.compilation.analysis, self.line.places.nodes
         training, nbytes = analysis.training, analysis.facts.nbytes
         nodes = [node for node in training.graph.nodes if node.name in analysis.main]
         behind = find_variables_behind(nodes, training.variables, analysis.facts)
         stages: dict[str, set[int]] = {}
         for node in nodes:
-            stage = sum(start <= places[node.name] for start in starts)
+            stage = sum(start <= stage_places[node.name] for start in starts)
             for tensor in node.inputs:
                 if behind.get(tensor.name):
                     stages.setdefault(tensor.name, set()).add(stage)

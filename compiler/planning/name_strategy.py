@@ -29,11 +29,11 @@ def name_strategy(
     hosts: Sequence[str],
     batch: Batch,
     seconds: NodeSeconds,
-    sent: SentSeconds | None = None,
+    sent_s: SentSeconds | None = None,
 ) -> Strategy:
     """Return what a name means for a step. Raises BadUsage where it means nothing there.
 
-    `hosts`: of every worker; `seconds`: what a node takes on one; `sent`: what bytes take from a stage's
+    `hosts`: of every worker; `seconds`: what a node takes on one; `sent_s`: what bytes take from a stage's
     workers to another's, None if nothing.
     """
     workers = len(hosts)
@@ -50,7 +50,7 @@ def name_strategy(
     if named.stages > 1:
         shares = sizes["data"] if batch == "global" else 1
         ranks = workers // named.stages // (sizes["data"] // shares)
-        traffic = None if sent is None else PipelineTraffic(sent, microbatches, ranks, shares)
+        traffic = None if sent_s is None else PipelineTraffic(sent_s, microbatches, ranks, shares)
         begin = cut_stages(analysis, named.stages, seconds, traffic)
     return Strategy(
         MESH_STRATEGY_FORMAT,

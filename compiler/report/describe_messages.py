@@ -287,9 +287,9 @@ def _receivers(start: Start) -> str:
 
 def _readable(tensor: str) -> str:
     """Return a tensor's name, or the node for what the compiler made of it, such as Op:node/gradient/Mul."""
-    made = re.match(r"(?:\w+:)?(.+?)/gradient/", tensor)
-    if made:
-        return f"the gradient at {made[1]}"
+    match = re.match(r"(?:\w+:)?(.+?)/gradient/", tensor)
+    if match:
+        return f"the gradient at {match[1]}"
     part = re.match(r"\w+:(.+)/([A-Za-z]+)(?:_\d+)?$", tensor)
     return f"the {part[2]} in {part[1]}" if part else tensor.removesuffix(".average")
 

@@ -214,10 +214,10 @@ def describe_listings(
     for rank in plan.ranks:
         kinds.setdefault((rank.sites, rank.kind), rank)
     by_path = {segment.path: segment for segment in segments}
-    places = {id(instruction): number for number, instruction in enumerate(plan.instructions)}
+    numbers = {id(instruction): number for number, instruction in enumerate(plan.instructions)}
     listings: dict[object, ProgramListing] = {}
     for rank in kinds.values():
-        listing = _listing(plan, rank, by_path, words, places)
+        listing = _listing(plan, rank, by_path, words, numbers)
         listings.setdefault((roles_of(plan, rank), listing.steps, listing.left_out), listing)
         if len(listings) == MAX_LISTINGS:
             break
@@ -229,7 +229,7 @@ def _listing(
     rank: Rank,
     segments: Mapping[str, SegmentRow],
     words: Mapping[int, Words],
-    places: Mapping[int, int],
+    numbers: Mapping[int, int],
 ) -> ProgramListing:
     instructions = instructions_of(plan, rank)
     steps: list[ProgramStep] = []
@@ -241,7 +241,7 @@ def _listing(
             case Wait():
                 steps.append(_wait_step([wait.tag_id for wait in alike if isinstance(wait, Wait)]))
             case Start():
-                starts = [(start, words[places[id(start)]]) for start in alike if isinstance(start, Start)]
+                starts = [(start, words[numbers[id(start)]]) for start in alike if isinstance(start, Start)]
                 steps += _start_steps(starts, plan, rank)
             case _:
                 steps += [_store_step(store) for store in alike if isinstance(store, Store)]

@@ -125,8 +125,8 @@ def _take(best: Priced, before: Compilation, price: WholeSteps) -> Compilation:
     log.info("auto: --strategy %s is the quickest of what was priced", best.name)
     compilation = price.compilation_of(best)
     compilation.watch = before.watch
-    taken = _tried(best)
-    compilation.compared = (taken, *(tried for tried in before.compared if tried != taken))
+    winner = _tried(best)
+    compilation.compared = (winner, *(tried for tried in before.compared if tried != winner))
     return compilation
 
 

@@ -143,8 +143,8 @@ class _StepProblem:
         nodes = []
         for node, (group, seconds) in enumerate(zip(self.group_of, self._seconds, strict=True)):
             size = Fraction(int(self._memory[group]) if first[group] == node else 0)
-            name, taken = self._own.groups[group].node, _ticks(seconds)
-            nodes.append(Node(name, taken, taken, _ticks(cost[node]), size, group))
+            name, ticks = self._own.groups[group].node, _ticks(seconds)
+            nodes.append(Node(name, ticks, ticks, _ticks(cost[node]), size, group))
         limits = self._own.tasks.prices.limits_bytes
         return Problem(tuple(nodes), tuple(self._edges), len(limits), 0, Fraction(int(limits.max())))
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from partc.compiler.options import Options, SearchMethod, SearchOptions
 from partc.compiler.search.name_what_fits import names_by_need
-from partc.compiler.search.operators.exhaust import Exhausted, check_states, exhaust
+from partc.compiler.search.operators.exhaust import Exhaustion, check_states, exhaust
 from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.search.operators.search_additively import solve_additively
 from partc.compiler.search.operators.walk_chains import walk_rounds
@@ -337,11 +337,11 @@ class _Search:
             self._optimal.add(climbed)
         return climbed, step_s
 
-    def _exhaust(self, own: OwnSpace, begin: State, share: float) -> Exhausted:
+    def _exhaust(self, own: OwnSpace, begin: State, share: float) -> Exhaustion:
         """Look at all states, and price each that is quicker than those before."""
         until_s = self._limit.part_until_s(share, self._price.usual_s)
 
-        def show(result: Exhausted) -> None:
+        def show(result: Exhaustion) -> None:
             self._see_state(own, result.state, "exhaustive")
 
         result = exhaust(own.tasks, own.kinds, begin, lambda: time.monotonic() < until_s, show)

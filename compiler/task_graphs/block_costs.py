@@ -46,7 +46,7 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class TransferCost:
     """A tensor's way alone: what its reader waits, and what it occupies, as in Alone."""
 
     seconds: float
@@ -80,7 +80,7 @@ class BlockCosts:
 
     tasks: StepTasks
     _present: Present = field(init=False)
-    _sent: dict[Hashable, Sent] = field(default_factory=dict)
+    _sent: dict[Hashable, TransferCost] = field(default_factory=dict)
     _computed: dict[Hashable, tuple[TaskBlock, Alone]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,17 +118,17 @@ class BlockCosts:
             self._computed[key] = written, self._alone(written)
         return self._computed[key]
 
-    def send(self, reading: Reading, source: OperatorConfig, target: OperatorConfig) -> Sent:
+    def send(self, reading: Reading, source: OperatorConfig, target: OperatorConfig) -> TransferCost:
         """Return what a reader waits for a tensor: its way, and what the reader takes longer for it."""
         having, wanting = reading.groups
         self._place({having: source, wanting: target})
-        sender, wanted = reading.sender, reading.sender.reads[reading.number]
+        sender, destination = reading.sender, reading.sender.reads[reading.number]
         placed = self._present.placed
         key = (
             sender.tensor,
             sender.place,
             reading.maker is None,
-            wanted,
+            destination,
             id(placed[having]),
             id(placed[wanting]),
         )
@@ -136,7 +136,7 @@ class BlockCosts:
             self._sent[key] = self._send(reading, source, target)
         return self._sent[key]
 
-    def _send(self, reading: Reading, source: OperatorConfig, target: OperatorConfig) -> Sent:
+    def _send(self, reading: Reading, source: OperatorConfig, target: OperatorConfig) -> TransferCost:
         having, wanting = reading.groups
         read = reading.sender.reads[reading.number]
         sender = replace(reading.sender, reads=(read,), groups=(having, wanting))
@@ -151,7 +151,7 @@ class BlockCosts:
         behind = self._write(replace(block, reads=(known,), sources=sources))
         longer_s = self._alone(behind).kernels_s - self.compute(reading.reader, target).kernels_s
         alone = self._alone(sent)
-        return Sent(alone.seconds + max(0.0, longer_s), alone.sending_s)
+        return TransferCost(alone.seconds + max(0.0, longer_s), alone.sending_s)
 
     def update(
         self, number: int, parameters: Sequence[ParameterOf], configs: Mapping[int, OperatorConfig]

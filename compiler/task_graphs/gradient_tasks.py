@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from partc.compiler.task_graphs.task_blocks import Draft, Ends, LastTasks, Placed, Sum, TaskBlock
+from partc.compiler.task_graphs.task_blocks import Draft, Ends, LastTasks, PlacedGroup, Sum, TaskBlock
 from partc.compiler.task_graphs.tensor_moves import MeshPlace, Messages, SentTensor, TensorMoves, Where
 from partc.cost.simulation.task_arrays import Floats, Ints
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
@@ -28,18 +28,18 @@ class GradientTerm:
 
     name: str
     layout: Layout
-    placed: Placed
+    placed: PlacedGroup
     made: LastTasks
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
-class Updated:
+class UpdatedParameter:
     """A parameter, its layout where it is kept, the group that keeps it, and what its gradient is made of."""
 
     parameter: str
     layout: Layout
-    home: Placed
+    home: PlacedGroup
     terms: tuple[GradientTerm, ...]
 
 
@@ -52,7 +52,7 @@ class _OfMesh:
     homes  the workers that keep the parameters
     """
 
-    placed: Placed
+    placed: PlacedGroup
     makers: dict[int, LastTasks] = field(default_factory=dict)  # by slot
     sums: dict[tuple[Sum, ...], int] = field(default_factory=dict)
     sent: list[Messages] = field(default_factory=list)
@@ -72,7 +72,7 @@ class UpdateWriter:
             if leader is not None and leader != name:
                 self._followers[leader] = self._followers.get(leader, 0) + 1
 
-    def write(self, updates: Sequence[Updated]) -> TaskBlock:
+    def write(self, updates: Sequence[UpdatedParameter]) -> TaskBlock:
         """Return the block of a bucket's updates."""
         workers = len(self._prices.workers)
         memory, seconds = np.zeros(workers), np.zeros(workers)
@@ -95,7 +95,7 @@ class UpdateWriter:
             draft.wait_for_ends(behind, keepers, tasks)
         return draft.finish(memory=memory)
 
-    def _update_s(self, update: Updated) -> Floats:
+    def _update_s(self, update: UpdatedParameter) -> Floats:
         mesh = update.home.layout.mesh
         key = update.parameter, mesh.share(update.layout)
         if key not in self._work:
@@ -105,7 +105,7 @@ class UpdateWriter:
     def _local(self, tensor: str, layout: Layout, mesh: Mesh) -> int:
         return -(-self._facts.nbytes(tensor) // mesh.share(layout))
 
-    def _add_term(self, of_mesh: _OfMesh, update: Updated, term: GradientTerm, own: int) -> None:
+    def _add_term(self, of_mesh: _OfMesh, update: UpdatedParameter, term: GradientTerm, own: int) -> None:
         """Note how a term is summed and sent. `own`: bytes of the parameter's part where it is kept."""
         placed, layout, native = term.placed, update.layout, term.layout
         is_here = placed.place == update.home.place
@@ -175,4 +175,6 @@ def _sums_of(native: Layout, home: Layout, is_sparse: bool) -> tuple[tuple[Sum, 
         elif is_sparse and isinstance(placement, Split) and placement.axis == 0:
             sums.append(("all_gather", (axis,)))
             layout = layout.with_along(axis, Replicate())
-    return (*sums, *([("all_reduce", tuple(reduced))] if reduced else [])), layout
+    if reduced:
+        sums.append(("all_reduce", tuple(reduced)))
+    return tuple(sums), layout

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple, Protocol
 
-from partc.compiler.task_graphs.gradient_tasks import GradientTerm, Updated, UpdateWriter
+from partc.compiler.task_graphs.gradient_tasks import GradientTerm, UpdatedParameter, UpdateWriter
 from partc.compiler.task_graphs.task_blocks import (
     ComputingInputs,
     LastTasks,
-    Placed,
+    PlacedGroup,
     Task,
     TaskBlock,
     TransferInputs,
@@ -52,7 +52,7 @@ class Present:
     results  of each of `written`, NOT_WRITTEN where it is not there
     """
 
-    placed: list[Placed]
+    placed: list[PlacedGroup]
     written: list[WrittenBlock | None]
     results: list[int] = field(init=False)
 
@@ -210,7 +210,7 @@ class UpdateInputs(NamedTuple):
     """A bucket, how its groups are placed, and by slot the tasks of the sources that make its gradients."""
 
     bucket: int
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedGroup, ...]
     done: tuple[tuple[int, LastTasks], ...]
 
 
@@ -251,7 +251,7 @@ class UpdateBlock:
                 terms.append(
                     GradientTerm(term.name, own.layout.has[term.place], own, done[term.slot], term.slot)
                 )
-            updates.append(Updated(parameter.name, layout, home, tuple(terms)))
+            updates.append(UpdatedParameter(parameter.name, layout, home, tuple(terms)))
         return self.writer.write(updates)
 
 

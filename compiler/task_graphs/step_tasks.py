@@ -12,7 +12,7 @@ from operator import itemgetter
 import numpy as np
 
 from partc.compiler.task_graphs.step_blocks import BlockList, Present, StepBlock, WrittenBlock
-from partc.compiler.task_graphs.task_blocks import Placed
+from partc.compiler.task_graphs.task_blocks import PlacedGroup
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace
 from partc.cost.simulation.task_arrays import Floats
@@ -30,7 +30,7 @@ Chosen = Callable[[Sequence[object]], object]  # some entries of a sequence
 class _Before:
     """What a move changed."""
 
-    placed: Mapping[int, Placed] = field(default_factory=dict)
+    placed: Mapping[int, PlacedGroup] = field(default_factory=dict)
     written: Mapping[int, WrittenBlock | None] = field(default_factory=dict)
 
 
@@ -41,8 +41,8 @@ class StepTasks:
         self.step = step
         self.prices = prices
         self._layouts = GroupLayouts(step)
-        self._known: dict[tuple[int, OperatorConfig], Placed | None] = {}
-        self._placings: dict[Hashable, Placed] = {}
+        self._known: dict[tuple[int, OperatorConfig], PlacedGroup | None] = {}
+        self._placings: dict[Hashable, PlacedGroup] = {}
         self._blocks = BlockList(step, self._layouts, prices, bucket_bytes).blocks
         self._waiting: list[list[int]] = [[] for _ in self._blocks]  # block -> those that wait for it
         self._following: list[list[int]] = [[] for _ in step.groups]  # group -> the blocks written by it
@@ -109,7 +109,7 @@ class StepTasks:
         """Return the blocks that the graph consists of, each behind those that it waits for."""
         return self._blocks
 
-    def placed(self, number: int, config: OperatorConfig) -> Placed | None:
+    def placed(self, number: int, config: OperatorConfig) -> PlacedGroup | None:
         """Return how a configuration divides and places a group, None where it cannot be divided so."""
         return self._place(number, config)
 
@@ -130,13 +130,13 @@ class StepTasks:
         last = len(self.prices.workers)
         return float(sum(b.tasks.seconds[b.tasks.resources < last].sum() for b in blocks))
 
-    def _place(self, number: int, config: OperatorConfig) -> Placed | None:
+    def _place(self, number: int, config: OperatorConfig) -> PlacedGroup | None:
         if (number, config) not in self._known:
             layout = self._layouts(number, config.split)
             placed = None
             if layout is not None:
                 place = MeshPlace.of(layout.mesh.axes, config.workers)
-                placed = self._placings.setdefault((layout.kind, place), Placed(layout, place))
+                placed = self._placings.setdefault((layout.kind, place), PlacedGroup(layout, place))
             self._known[number, config] = placed
         return self._known[number, config]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partc.compiler.task_graphs.task_prices import Computed, PricedCommunication, TaskPrices
+from partc.compiler.task_graphs.task_prices import ComputePrice, PricedCommunication, TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace, SentTensor, TensorMoves, Where
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.task_arrays import OWN, Floats, Ints
@@ -30,7 +30,7 @@ Sum = tuple[CollectiveKind, tuple[int, ...]]  # along which mesh axes
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class PlacedGroup:
     """A group's layout, and the workers at the places of its mesh."""
 
     layout: GroupLayout
@@ -154,7 +154,7 @@ class Draft:
         self._count += count
         return np.arange(self._count - count, self._count, dtype=np.int32)
 
-    def computing(self, workers: Ints, work: Computed) -> Ints:
+    def computing(self, workers: Ints, work: ComputePrice) -> Ints:
         """Add what each of these workers computes, behind what launches it where that takes its host time."""
         launching_s, computing_s = work.launching_s[workers], work.computing_s[workers]
         if not launching_s.any():
@@ -208,7 +208,7 @@ class Draft:
         return task
 
     def sum_along(
-        self, placed: Placed, kind: CollectiveKind, axes: tuple[int, ...], nbytes: int, ends: Ends
+        self, placed: PlacedGroup, kind: CollectiveKind, axes: tuple[int, ...], nbytes: int, ends: Ends
     ) -> None:
         """Add a collective of all who meet along mesh axes, behind `ends`, which it changes.
 
@@ -222,7 +222,7 @@ class Draft:
                 ends.put(at, self.communicate(moved, at, ends))
 
     def _sums_s(
-        self, placed: Placed, kind: CollectiveKind, ways: tuple[tuple[int, ...], ...], nbytes: int
+        self, placed: PlacedGroup, kind: CollectiveKind, ways: tuple[tuple[int, ...], ...], nbytes: int
     ) -> float:
         every = [[self._prices.collective(kind, nbytes, line) for line in placed.lines(way)] for way in ways]
         return sum(PER_COMMUNICATION_S + max(m.seconds for m in lines) for lines in every if lines)
@@ -266,7 +266,7 @@ class ComputingInputs(NamedTuple):
     cut_bytes  of parts that are cut out of what the group has
     """
 
-    placed: Placed
+    placed: PlacedGroup
     way: Way
     gates: tuple[Task, ...]
     makers: tuple[tuple[int, LastTasks], ...]
@@ -280,7 +280,7 @@ def write_computing(prices: TaskPrices, inputs: ComputingInputs) -> TaskBlock:
     work = prices.work(placed.layout.work[inputs.way], bool(inputs.gates) + len(collectives))
     if inputs.cut_bytes:
         cut = prices.work(Work(0, 2 * inputs.cut_bytes, 2 * inputs.cut_bytes, 1, 0), 0)
-        work = Computed(work.launching_s + cut.launching_s, work.computing_s + cut.computing_s)
+        work = ComputePrice(work.launching_s + cut.launching_s, work.computing_s + cut.computing_s)
     tasks = draft.computing(placed.at, work)
     for slot, index in inputs.gates:
         draft.wait(slot, index, tasks)

@@ -29,7 +29,7 @@ class PricedCommunication:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Computed:
+class ComputePrice:
     """What work takes on each worker, float64[workers]: of the host, to launch it, and of the device."""
 
     launching_s: Floats
@@ -47,7 +47,7 @@ class TaskPrices:
 
     cluster: Cluster
     times: KernelTimes = NO_TIMES
-    _work: dict[tuple[Work, int], Computed] = field(default_factory=dict)
+    _work: dict[tuple[Work, int], ComputePrice] = field(default_factory=dict)
     _collectives: dict[tuple[CollectiveKind, int, tuple[int, ...]], PricedCommunication] = field(
         default_factory=dict
     )
@@ -120,14 +120,14 @@ class TaskPrices:
         each = threads_per_core(self.cluster)
         return np.array([each[w.host] if w.kind == "cpu" else 1.0 for w in self.workers])
 
-    def work(self, work: Work, segments: int) -> Computed:
+    def work(self, work: Work, segments: int) -> ComputePrice:
         """Return how long work takes that is cut into some segments."""
         if (work, segments) not in self._work:
             numbers, ones = self._kinds
             each = np.array([apart_s(work, one, self.cluster, self.times) for one in ones])
             each += segments * np.array([[start_s(one, self.cluster)] for one in ones]) * (each > 0)
             launching_s, computing_s = each[numbers].T * self._crowding
-            self._work[work, segments] = Computed(launching_s, computing_s)
+            self._work[work, segments] = ComputePrice(launching_s, computing_s)
         return self._work[work, segments]
 
     def collective(self, kind: CollectiveKind, nbytes: int, members: tuple[int, ...]) -> PricedCommunication:

@@ -134,16 +134,16 @@ def _multiply_by_random(
 
     The attributes of a random op are float32, which has no number between 1 and 1 + eps of float64.
     """
-    drawn, numbers, width, one, offsets, factors = (
+    uniform, numbers, width, one, offsets, factors = (
         f"{result}.{part}" for part in ("drawn", "numbers", "width", "one", "offsets", "factors")
     )
     drawn_type = element if element in DRAWN else TensorProto.FLOAT
     attributes = {"low": nudge.low, "high": nudge.high, "seed": float(seed), "dtype": drawn_type}
-    random_numbers = helper.make_node("RandomUniformLike", [name], [drawn], f"{drawn}.node")
+    random_numbers = helper.make_node("RandomUniformLike", [name], [uniform], f"{uniform}.node")
     random_numbers.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
     return [
         random_numbers,
-        helper.make_node("Cast", [drawn], [numbers], f"{numbers}.node", to=element),
+        helper.make_node("Cast", [uniform], [numbers], f"{numbers}.node", to=element),
         _scalar(width, nudge.width, element),
         _scalar(one, 1.0, element),
         helper.make_node("Mul", [numbers, width], [offsets], f"{offsets}.node"),

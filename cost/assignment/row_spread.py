@@ -25,8 +25,8 @@ def spread_of(touches: np.ndarray[Any, np.dtype[Any]]) -> Spread:
     cumulated = np.cumsum(touches)
     if not len(cumulated) or cumulated[-1] == 0:
         return ()
-    wanted = cumulated[-1] * np.arange(1, PARTS) / PARTS
-    return tuple(int(row) + 1 for row in np.searchsorted(cumulated, wanted))
+    quantiles = cumulated[-1] * np.arange(1, PARTS) / PARTS
+    return tuple(int(row) + 1 for row in np.searchsorted(cumulated, quantiles))
 
 
 def share_of_traffic(spread: Spread, rows: int, start: int, stop: int) -> float:
@@ -40,15 +40,15 @@ def cut(spread: Spread, rows: int, shares: Sequence[float]) -> list[int]:
     A piece with a share has a row at least; needs as many rows.
     """
     fractions = np.linspace(0.0, 1.0, len(spread) + 2)
-    wanted = np.cumsum(np.asarray(shares, np.float64))
-    ends = [round(end) for end in np.interp(wanted, fractions, (0, *spread, rows))]
+    fractions_wanted = np.cumsum(np.asarray(shares, np.float64))
+    ends = [round(end) for end in np.interp(fractions_wanted, fractions, (0, *spread, rows))]
     ends[-1] = rows
     pieces: list[int] = []
-    left = sum(share > 0 for share in shares)
+    parts_left = sum(share > 0 for share in shares)
     for share, end in zip(shares, ends, strict=True):
         assigned = sum(pieces)
-        left -= share > 0
-        pieces.append(min(max(end - assigned, 1), rows - assigned - left) if share > 0 else 0)
+        parts_left -= share > 0
+        pieces.append(min(max(end - assigned, 1), rows - assigned - parts_left) if share > 0 else 0)
     pieces[max(i for i, share in enumerate(shares) if share > 0)] += rows - sum(pieces)
     return pieces
 

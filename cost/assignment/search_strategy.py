@@ -84,8 +84,8 @@ def search_steps(
     if priced.result(best).step_s * (1 + price.doubt) >= min(step_s for _, step_s in simple):
         best = _cheapest_of(simple)
     results = [priced.result(candidate) for candidate, _ in fitting]
-    taken = priced.result(best)
-    return best, (taken, *(tried for tried in results if tried is not taken))
+    winner = priced.result(best)
+    return best, (winner, *(tried for tried in results if tried is not winner))
 
 
 def _cheapest_of(priced: Sequence[tuple[Candidate, float]]) -> Candidate:

@@ -90,12 +90,12 @@ def _check_gpu_indices(host: Host, at: str) -> None:
 
 
 def _check_memory_of_cpus(host: Host, at: str) -> None:
-    wanted = sum(device.memory_bytes or 0 for device in host.devices if device.kind == "cpu")
-    if wanted > host.memory_bytes:
+    total_bytes = sum(device.memory_bytes or 0 for device in host.devices if device.kind == "cpu")
+    if total_bytes > host.memory_bytes:
         raise BadCluster(
-            f"its CPU devices want {wanted} bytes together, the host has {host.memory_bytes}",
+            f"its CPU devices want {total_bytes} bytes together, the host has {host.memory_bytes}",
             at=f"{at}: memory_bytes",
-            fix=f"lower the devices' memory_bytes by {wanted - host.memory_bytes} together",
+            fix=f"lower the devices' memory_bytes by {total_bytes - host.memory_bytes} together",
         )
 
 
@@ -122,9 +122,9 @@ def _check_processes(host: Host, at: str) -> None:
         )
 
 
-def _check_positive(number: float, at: str, wanted: str) -> None:
+def _check_positive(number: float, at: str, what: str) -> None:
     if not 0 < number <= MOST:
-        raise BadCluster(f"{number} is not a positive number below {MOST:.0e}", at=at, fix=f"write {wanted}")
+        raise BadCluster(f"{number} is not a positive number below {MOST:.0e}", at=at, fix=f"write {what}")
 
 
 def _check_names(names: Named) -> None:

@@ -78,8 +78,8 @@ def detect_gpus(host: str) -> list[Gpu] | str:
         return _ask("ssh", (*_SSH, host, "nvidia-smi", *_QUERY))
     if command := shutil.which("nvidia-smi"):
         return _ask("nvidia-smi", (command, *_QUERY))
-    seen = [device for device in ort.get_ep_devices() if device.ep_name == "CUDAExecutionProvider"]
-    return [Gpu(index) for index in range(len(seen))] or (
+    gpus = [device for device in ort.get_ep_devices() if device.ep_name == "CUDAExecutionProvider"]
+    return [Gpu(index) for index in range(len(gpus))] or (
         "nvidia-smi is not installed and onnxruntime sees no GPU"
     )
 

@@ -87,8 +87,8 @@ def _latencies(
     rows = np.zeros((len(crossed), len(cluster.links)))
     for row, indices in enumerate(crossed.values()):
         rows[row, indices] = 1
-    wanted = np.array([max(0.0, lines[pair].latency_s - MEMORY_LATENCY_S) for pair in crossed])
+    measured_s = np.array([max(0.0, lines[pair].latency_s - MEMORY_LATENCY_S) for pair in crossed])
     latencies_s = (
-        np.linalg.lstsq(rows, wanted, rcond=None)[0] if len(crossed) else np.zeros(len(cluster.links))
+        np.linalg.lstsq(rows, measured_s, rcond=None)[0] if len(crossed) else np.zeros(len(cluster.links))
     )
     return [max(0.0, float(latency_s)) for latency_s in latencies_s]

@@ -229,26 +229,26 @@ class _Placing:
         Rows of which only the data tells how many there are count more than all else: they may not be sent
         between meshes of different shapes, and elsewhere they are no scalar.
         """
-        held: dict[int, tuple[int, int]] = {}
+        bytes_at: dict[int, tuple[int, int]] = {}
         facts = self.analysis.facts
         for tensor in node.inputs:
             places = (known.get(tensor.name) for known in (arriving, self.homes, self.made))
             stage = next((place for place in places if place is not None), None)
             if stage is not None:
-                varying, nbytes = held.get(stage, (0, 0))
+                varying, nbytes = bytes_at.get(stage, (0, 0))
                 varies = UNKNOWN in facts.shape(tensor.name)
-                held[stage] = varying + varies, nbytes + facts.nbytes(tensor.name)
-        return max(held, key=lambda stage: (held[stage], -stage), default=0)
+                bytes_at[stage] = varying + varies, nbytes + facts.nbytes(tensor.name)
+        return max(bytes_at, key=lambda stage: (bytes_at[stage], -stage), default=0)
 
 
 def crossing(nodes: Iterable[gs.Node], places: Places) -> dict[tuple[int, int], set[str]]:
     """Return what goes from a stage to another: (from, to) -> tensors."""
-    made = {tensor.name: places.nodes[node.name] for node in nodes for tensor in node.outputs}
-    made.update(places.variables)
+    maker_stage = {tensor.name: places.nodes[node.name] for node in nodes for tensor in node.outputs}
+    maker_stage.update(places.variables)
     tensors_between: dict[tuple[int, int], set[str]] = {}
     for node in nodes:
         stage = places.nodes[node.name]
         for tensor in node.inputs:
-            if made.get(tensor.name, stage) != stage:
-                tensors_between.setdefault((made[tensor.name], stage), set()).add(tensor.name)
+            if maker_stage.get(tensor.name, stage) != stage:
+                tensors_between.setdefault((maker_stage[tensor.name], stage), set()).add(tensor.name)
     return tensors_between

@@ -150,12 +150,12 @@ class _Lowerer(Lowering):
 
     def _make(self, tensor: str, layout: Layout) -> gs.Tensor:
         source = self.source(tensor)
-        known = self.facts.fixed_value(tensor)
+        constant = self.facts.fixed_value(tensor)
         if layout.is_whole:
             if isinstance(source, gs.Constant):
                 return source.copy()  # so that the original does not list this step's nodes as readers
-            if known is not None and source.inputs:
-                return gs.Constant(f"{tensor}.value", known)
+            if constant is not None and source.inputs:
+                return gs.Constant(f"{tensor}.value", constant)
         native = self.native(tensor, layout.site)
         if layout != native and not self._can_make(tensor, layout):
             return reshard(self, tensor, native, layout)

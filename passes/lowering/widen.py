@@ -188,7 +188,7 @@ def _cut(
 
 
 def by_place(mesh_axis: int, pads: tuple[tuple[int, int], ...]) -> tuple[Number, Number]:
-    """Return what is added before and behind, told by a rank's place along an axis of the mesh."""
+    """Return how many entries are added before and behind, by a rank's place along an axis of the mesh."""
     before, after = (tuple(number) for number in zip(*pads, strict=True))
     return PlaceNumber(mesh_axis, before), PlaceNumber(mesh_axis, after)
 

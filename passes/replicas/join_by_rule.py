@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.replicas.joined import ALIKE, Joined, coupled
+from partc.passes.replicas.batch_relation import ALIKE, BatchRelation, coupled
 from partc.passes.rules.sharding_rule import Axis, ShardingRule
 
 Uniform = Callable[[str, int, int, int], bool]  # tensor, axis, outer, size -> are the factor's entries equal
@@ -29,7 +29,7 @@ class Operands:
 
     node: gs.Node
     rule: ShardingRule
-    joined: Sequence[Joined]
+    joined: Sequence[BatchRelation]
     zeros: Set[str]
     uniform: Uniform
     grown: int | None = None
@@ -38,12 +38,12 @@ class Operands:
         """Tell whether an operand is zero everywhere."""
         return self.node.inputs[index].name in self.zeros
 
-    def refuse(self, why: str) -> Joined:
+    def refuse(self, why: str) -> BatchRelation:
         """Return coupled results, with what the node does as the reason."""
         return coupled(f"node {self.node.name!r} ({self.node.op}) {why}")
 
 
-def join_by_rule(operands: Operands) -> list[Joined]:
+def join_by_rule(operands: Operands) -> list[BatchRelation]:
     """Return how each output follows from the replicas' outputs."""
     kinds = {joined.kind for joined in operands.joined}
     if "beside" in kinds:
@@ -60,19 +60,19 @@ def join_by_rule(operands: Operands) -> list[Joined]:
 # ---------------------------------------------------------------- samples side by side
 
 
-def _join_beside(operands: Operands) -> list[Joined]:
+def _join_beside(operands: Operands) -> list[BatchRelation]:
     samples = _factor_of_samples(operands)
-    if isinstance(samples, Joined):
+    if isinstance(samples, BatchRelation):
         return [samples for _ in operands.node.outputs]
     rule, factor = samples
     fits = _fit_all(operands, rule, factor)
-    power = fits if isinstance(fits, Joined) else _power(operands, rule, _powers_beside(operands))
-    if isinstance(power, Joined):
+    power = fits if isinstance(fits, BatchRelation) else _power(operands, rule, _powers_beside(operands))
+    if isinstance(power, BatchRelation):
         return [power for _ in operands.node.outputs]
     return [_output(operands, rule, factor, index, power) for index in range(len(operands.node.outputs))]
 
 
-def _factor_of_samples(operands: Operands) -> tuple[ShardingRule, str] | Joined:
+def _factor_of_samples(operands: Operands) -> tuple[ShardingRule, str] | BatchRelation:
     """Return the factor that holds the samples, and the rule that names it."""
     rule, factor = operands.rule, ""
     known = [(i, j) for i, j in enumerate(operands.joined) if j.kind == "beside"]
@@ -102,7 +102,7 @@ def _anywhere(operands: Operands, factors: Axis) -> tuple[ShardingRule, str] | N
     return next(((rule, factor) for factor in factors if factor in known and rule.sizes[factor] > 1), None)
 
 
-def _fit_all(operands: Operands, rule: ShardingRule, factor: str) -> Joined | None:
+def _fit_all(operands: Operands, rule: ShardingRule, factor: str) -> BatchRelation | None:
     """Refuse operands that are not beside and cannot be."""
     for index, joined in enumerate(operands.joined):
         dims, name = rule.inputs[index], operands.node.inputs[index].name
@@ -120,7 +120,7 @@ def _powers_beside(operands: Operands) -> list[int]:
     return [joined.power for joined in operands.joined]
 
 
-def _power(operands: Operands, rule: ShardingRule, powers: Sequence[int]) -> int | Joined:
+def _power(operands: Operands, rule: ShardingRule, powers: Sequence[int]) -> int | BatchRelation:
     """Return the power of the output, if every term has the same."""
     in_terms = {index for term in rule.terms for index in term}
     for index, power in enumerate(powers):
@@ -137,22 +137,22 @@ def _power(operands: Operands, rule: ShardingRule, powers: Sequence[int]) -> int
     return operand_powers.pop() if operand_powers else 0
 
 
-def _output(operands: Operands, rule: ShardingRule, factor: str, index: int, power: int) -> Joined:
+def _output(operands: Operands, rule: ShardingRule, factor: str, index: int, power: int) -> BatchRelation:
     position = rule.position_of(rule.outputs[index], factor)
     if position is not None:
         axis, outer = position
         entries = [j for i, j in enumerate(operands.joined) if j.kind == "beside" and not operands.is_zero(i)]
         is_alone = rule.outputs[index][axis] == (factor,)
         is_anywhere = is_alone and all(entry.outer is None for entry in entries)
-        return Joined("beside", power, axis, None if is_anywhere else outer)
+        return BatchRelation("beside", power, axis, None if is_anywhere else outer)
     how = rule.combine.get(factor)
     if how is None or not _every_term_has(operands, rule, factor):
         return operands.refuse("takes samples together")
     if how in ("sum", "mean"):
-        return Joined("sum", power + (how == "mean"))
+        return BatchRelation("sum", power + (how == "mean"))
     if power:
         return operands.refuse("compares what the size of the batch scales")
-    return Joined("max" if how == "max" else "min")
+    return BatchRelation("max" if how == "max" else "min")
 
 
 def _every_term_has(operands: Operands, rule: ShardingRule, factor: str) -> bool:
@@ -166,12 +166,12 @@ def _every_term_has(operands: Operands, rule: ShardingRule, factor: str) -> bool
 # ---------------------------------------------------------------- no samples any more
 
 
-def _join_alike(operands: Operands) -> Joined:
+def _join_alike(operands: Operands) -> BatchRelation:
     power = _power(operands, operands.rule, [joined.power for joined in operands.joined])
-    return power if isinstance(power, Joined) else ALIKE.with_power(power)
+    return power if isinstance(power, BatchRelation) else ALIKE.with_power(power)
 
 
-def _join_sums(operands: Operands) -> Joined:
+def _join_sums(operands: Operands) -> BatchRelation:
     """A sum over samples, scaled or added to others: a term alike counts as a sum of one power more."""
     rule, joined = operands.rule, operands.joined
     sums = {index for index, operand in enumerate(joined) if operand.kind == "sum"}
@@ -188,14 +188,14 @@ def _join_sums(operands: Operands) -> Joined:
         if not factors:
             powers[term[0]] += -1 if term[0] in rule.divides else 1
     power = _power(operands, rule, powers)
-    return power if isinstance(power, Joined) else Joined("sum", power)
+    return power if isinstance(power, BatchRelation) else BatchRelation("sum", power)
 
 
-def _join_extremes(operands: Operands) -> Joined:
+def _join_extremes(operands: Operands) -> BatchRelation:
     """The largest of the samples' values, moved about or compared with what is alike."""
     rule, kinds = operands.rule, {joined.kind for joined in operands.joined} - {"alike"}
     others = [joined for joined in operands.joined if joined.kind == "alike"]
     passes = rule.moves and len(rule.terms) == 1
     if len(kinds) == 1 and (passes or rule.picks in kinds) and all(joined.power == 0 for joined in others):
-        return Joined(kinds.pop())
+        return BatchRelation(kinds.pop())
     return operands.refuse("is no maximum or minimum, and reads one over the samples")

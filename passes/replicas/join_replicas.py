@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.reachability import reads_of
 from partc.passes.graph.training_graph import TrainingGraph
+from partc.passes.replicas.batch_relation import ALIKE, BatchRelation, coupled
 from partc.passes.replicas.join_by_rule import Operands, join_by_rule
 from partc.passes.replicas.join_sizes import (
     Sizes,
@@ -23,7 +24,6 @@ from partc.passes.replicas.join_sizes import (
     joined_value,
     sizes_of_shape,
 )
-from partc.passes.replicas.joined import ALIKE, Joined, coupled
 from partc.passes.roles.find_roles import gradient_tensors
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.rules.rules_parts import equal_parts
@@ -32,7 +32,7 @@ from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.variables import DrawnInput
 
 
-def join_replicas(training: TrainingGraph, facts: Facts, main: Set[str]) -> dict[str, Joined]:
+def join_replicas(training: TrainingGraph, facts: Facts, main: Set[str]) -> dict[str, BatchRelation]:
     """Return how every tensor of the step follows from the replicas'.
 
     `main`: the names of the nodes before the gradients. The others read gradients as alike.
@@ -47,14 +47,14 @@ class _Walk:
     facts: Facts
     main: frozenset[str]
     zeros: set[str]  # tensors that are zero everywhere
-    joined: dict[str, Joined] = field(default_factory=dict)
+    joined: dict[str, BatchRelation] = field(default_factory=dict)
     sizes: dict[str, Sizes] = field(default_factory=dict)  # what follows from sizes
     uniform: dict[tuple[str, int, int, int], bool] = field(default_factory=dict)
     gradients: frozenset[str] = frozenset()  # gradients, where replicas meet
     producers: Mapping[str, gs.Node] = field(default_factory=dict)
     tensors: Mapping[str, gs.Tensor] = field(default_factory=dict)
 
-    def run(self) -> dict[str, Joined]:
+    def run(self) -> dict[str, BatchRelation]:
         graph = self.training.graph
         self.gradients = frozenset(t for g in self.training.gradients.values() for t in gradient_tensors(g))
         self.producers = {tensor.name: node for node in graph.nodes for tensor in node.outputs}
@@ -69,16 +69,16 @@ class _Walk:
         for name, entry in (self.training.data_inputs | self.training.drawn_inputs).items():
             if entry.sample_axis is not None:
                 outer = entry.outer if isinstance(entry, DrawnInput) else 1
-                self.joined[name] = Joined("beside", 0, entry.sample_axis, outer)
+                self.joined[name] = BatchRelation("beside", 0, entry.sample_axis, outer)
         for name in self.training.shard_inputs:
             self.joined[name] = coupled(f"input {name!r} tells replicas apart")
 
-    def _read(self, tensor: str, node: gs.Node) -> Joined:
+    def _read(self, tensor: str, node: gs.Node) -> BatchRelation:
         if tensor in self.gradients and node.name not in self.main:
             return ALIKE
         return self.joined.get(tensor, ALIKE)
 
-    def _join(self, node: gs.Node) -> list[Joined]:
+    def _join(self, node: gs.Node) -> list[BatchRelation]:
         read = [self._read(tensor.name, node) for tensor in reads_of(node)]
         if node.op in ("Shape", "Size"):
             return [self._join_shape(node)]
@@ -95,7 +95,7 @@ class _Walk:
 
     # ------------------------------------------------------------ sizes
 
-    def _join_shape(self, node: gs.Node) -> Joined:
+    def _join_shape(self, node: gs.Node) -> BatchRelation:
         source = self._read(node.inputs[0].name, node)
         sizes = sizes_of_shape(node, source, self.facts)
         if sizes is None:
@@ -104,14 +104,14 @@ class _Walk:
             )
         return self._grown(node, node.outputs[0].name, sizes)
 
-    def _join_sizes(self, node: gs.Node) -> list[Joined] | None:
+    def _join_sizes(self, node: gs.Node) -> list[BatchRelation] | None:
         """Return what becomes of numbers that follow from sizes alone."""
         sizes_of = compute_sizes(node, self.sizes, self.facts, self.training.opset)
         return (
             None if sizes_of is None else [self._grown(node, name, sizes) for name, sizes in sizes_of.items()]
         )
 
-    def _grown(self, node: gs.Node, name: str, sizes: Sizes) -> Joined:
+    def _grown(self, node: gs.Node, name: str, sizes: Sizes) -> BatchRelation:
         self.sizes[name] = sizes
         return ALIKE if sizes.is_same else joined_value(node, sizes)
 
@@ -123,7 +123,7 @@ class _Walk:
 
     # ------------------------------------------------------------ tensors
 
-    def _join_tensors(self, node: gs.Node) -> list[Joined]:
+    def _join_tensors(self, node: gs.Node) -> list[BatchRelation]:
         parts = equal_parts(node, self.facts)
         rule = parts or rule_of(node, self.facts)
         if rule is None:
@@ -160,7 +160,7 @@ class _Walk:
             return None
         return int(grown[0]) + len(rule.outputs[0]) - len(twice)
 
-    def _stretch(self, operands: Operands) -> Joined:
+    def _stretch(self, operands: Operands) -> BatchRelation:
         """Return what Expand and ConstantOfShape make of a shape that has grown."""
         rule, axis = operands.rule, operands.grown
         joined = join_by_rule(operands)[0]
@@ -169,7 +169,7 @@ class _Walk:
         read = {factor for dims in rule.inputs for place in dims or () for factor in place}
         if read & set(rule.outputs[0][axis]):
             return operands.refuse("is told the size of the batch")
-        return Joined("beside", joined.power, axis, None)
+        return BatchRelation("beside", joined.power, axis, None)
 
     # ------------------------------------------------------------ equal entries
 

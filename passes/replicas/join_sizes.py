@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from partc.passes.graph.facts import NUMBERS, SMALL, UNKNOWN, Facts
 from partc.passes.graph.infer_shapes import run_constants
 from partc.passes.graph.training_graph import IR_VERSION
-from partc.passes.replicas.joined import ALIKE, Joined, coupled
+from partc.passes.replicas.batch_relation import ALIKE, BatchRelation, coupled
 from partc.runtime.errors import BadModel, UnsupportedModel
 
 LARGEST_POWER = 4
@@ -36,7 +36,7 @@ class Sizes:
         return self.once.shape == self.twice.shape and np.array_equal(self.once, self.twice)
 
 
-def sizes_of_shape(node: gs.Node, source: Joined, facts: Facts) -> Sizes | None:
+def sizes_of_shape(node: gs.Node, source: BatchRelation, facts: Facts) -> Sizes | None:
     """Return what Shape or Size gives, None where it is not known."""
     shape = facts.shape(node.inputs[0].name)
     if UNKNOWN in shape or source.kind == "coupled":
@@ -94,7 +94,7 @@ def _run(node: gs.Node, operands: Mapping[str, np.ndarray], opset: int) -> dict[
     return run_constants(helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION))
 
 
-def joined_value(node: gs.Node, sizes: Sizes) -> Joined:
+def joined_value(node: gs.Node, sizes: Sizes) -> BatchRelation:
     """Return how a tensor grows that follows from sizes."""
     once, twice = sizes.once, sizes.twice
     if once.shape != twice.shape:
@@ -102,10 +102,10 @@ def joined_value(node: gs.Node, sizes: Sizes) -> Joined:
     for power in range(-LARGEST_POWER, LARGEST_POWER + 1):
         if np.array_equal(np.asarray(once, float), np.asarray(twice, float) * 2.0**power):
             return ALIKE.with_power(power)
-    return Joined("sizes")
+    return BatchRelation("sizes")
 
 
-def _joined_along(node: gs.Node, sizes: Sizes) -> Joined:
+def _joined_along(node: gs.Node, sizes: Sizes) -> BatchRelation:
     """Return how a tensor grows that is longer for twice the batch: equal entries may lie anywhere."""
     once, twice = sizes.once, sizes.twice
     if once.ndim == twice.ndim:
@@ -115,7 +115,7 @@ def _joined_along(node: gs.Node, sizes: Sizes) -> Joined:
         if is_twice and is_uniform_along(once, axis) and is_uniform_along(twice, axis):
             joined = joined_value(node, Sizes(np.take(once, [0], axis), np.take(twice, [0], axis)))
             if joined.kind == "alike":
-                return Joined("beside", joined.power, axis, None)
+                return BatchRelation("beside", joined.power, axis, None)
     return coupled(f"node {node.name!r} ({node.op}) tells samples apart by their place in the batch")
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import pairs_of
+from partc.passes.replicas.batch_relation import BatchRelation
 from partc.passes.replicas.join_replicas import join_replicas
-from partc.passes.replicas.joined import Joined
 from partc.passes.roles.find_roles import find_roles
 from partc.runtime.plan.program import Aggregation
 
@@ -54,11 +54,11 @@ def judge_replicas(
 @dataclass(frozen=True)
 class _Judge:
     training: TrainingGraph
-    joined: Mapping[str, Joined]
+    joined: Mapping[str, BatchRelation]
     aggregation: Aggregation
 
-    def _of(self, tensor: str) -> Joined:
-        return self.joined.get(tensor, Joined("alike"))
+    def _of(self, tensor: str) -> BatchRelation:
+        return self.joined.get(tensor, BatchRelation("alike"))
 
     def gradients(self) -> Iterator[Departure]:
         summed = replace(self, aggregation=SUMS)
@@ -129,7 +129,7 @@ class _Judge:
                 yield Departure("output", name, _explain(joined, True))
 
 
-def _explain(joined: Joined, averages: bool) -> str:
+def _explain(joined: BatchRelation, averages: bool) -> str:
     """Say why the average (or sum) of the replicas' tensors is not the whole batch's."""
     wanted = "mean" if averages else "sum"
     match joined.kind:

@@ -21,7 +21,7 @@ SPARE = 1
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedBuffers:
     """Instructions in which senders wait in time, and buffers that say which memory is theirs."""
 
     instructions: list[Instruction]
@@ -34,7 +34,7 @@ def share_memory(
     buffer_of: Mapping[str, str],
     alike: Iterable[Sequence[str]],
     owed: Collection[Wait],
-) -> Shared:
+) -> SharedBuffers:
     """Return the program with as many memories as are in use at once, and a spare one.
 
     buffer_of  value -> the buffer that it lies in
@@ -53,7 +53,7 @@ def share_memory(
                 _, holder, memory[name] = min(free)
                 before.setdefault(first, set()).add(holder)
             last[memory.get(name, name)] = uses[name][1], name
-    return Shared(
+    return SharedBuffers(
         list(_wait_in_time(instructions, before, buffer_of, owed)),
         [msgspec.structs.replace(buffer, memory=memory.get(buffer.name)) for buffer in buffers],
     )

@@ -17,7 +17,6 @@ import numpy as np
 from partc.runtime.asynchronous.collect import merge_variables
 from partc.runtime.asynchronous.servers.coordinator import Coordinator, SavePolicy
 from partc.runtime.asynchronous.servers.server import Server, SharedValues, Staleness, Surroundings
-from partc.runtime.asynchronous.sessions.kept_variables import mean_of_kept
 from partc.runtime.asynchronous.sessions.messages import Lost, SessionMessage, decode_message, encode_message
 from partc.runtime.asynchronous.sessions.session import (
     Post,
@@ -29,6 +28,7 @@ from partc.runtime.asynchronous.sessions.session import (
     session_name,
     worker_of,
 )
+from partc.runtime.asynchronous.sessions.worker_variables import mean_over_workers
 from partc.runtime.asynchronous.worker import Worker
 from partc.runtime.data.batches import check_total_batch, share_of
 from partc.runtime.data.initial import InitialValues
@@ -262,4 +262,4 @@ class _Play:
         server.written("")
 
     def _kept_now(self) -> dict[str, Array]:
-        return mean_of_kept([self.chief.kept[worker] for worker in sorted(self.chief.kept)])
+        return mean_over_workers([self.chief.kept[worker] for worker in sorted(self.chief.kept)])

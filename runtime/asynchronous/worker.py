@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from partc.runtime.asynchronous.sessions.kept_variables import kept_arrays, kept_variables
 from partc.runtime.asynchronous.sessions.messages import (
     Applied,
     Ask,
@@ -31,6 +30,7 @@ from partc.runtime.asynchronous.sessions.session import (
     worker_of,
 )
 from partc.runtime.asynchronous.sessions.session_transport import SessionTransport
+from partc.runtime.asynchronous.sessions.worker_variables import worker_arrays, worker_variables
 from partc.runtime.data.initial import FirstValues
 from partc.runtime.execution.device import Sessions, device_of
 from partc.runtime.execution.environment import Environment
@@ -64,7 +64,7 @@ class Worker:
         self._name = session_name(session, len(plan.asynchronous))
         self._chief = server_name(servers_of(plan)[0].rank)
         self._is_welcome = False
-        self._kept_variables = kept_variables(plan)
+        self._worker_variables = worker_variables(plan)
         self._plan = plan
         self._post = post
         self._is_bounded = staleness is not None
@@ -125,9 +125,9 @@ class Worker:
             awaited = next(filter(None, waiting.values()), None)
             if awaited is not None and not self._told_itself:
                 yield f"communication {awaited.label or awaited.kind} ({awaited.tag_id})"
-        if self._kept_variables:
+        if self._worker_variables:
             values = self.variables()
-            arrays = [values[variable.name] for variable in self._kept_variables]
+            arrays = [values[variable.name] for variable in self._worker_variables]
             self._post(self._chief, Kept(self._session, step), arrays)
 
     def applied(self, step: int) -> Iterator[str]:
@@ -169,7 +169,7 @@ class Worker:
         self._is_welcome = True
         self.trained = step
         self._applied = dict.fromkeys(self._applied, step)
-        local_values = kept_arrays(self._kept_variables, frames, self._chief) if frames else {}
+        local_values = worker_arrays(self._worker_variables, frames, self._chief) if frames else {}
         for rank in own_ranks(self._plan):
             for held in rank.held:
                 if held.variable in local_values:

@@ -12,7 +12,7 @@ from partc.runtime.plan.program import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartPoint:
     """What was trained before: steps, batches of the data that this plan reads, and who has the variables.
 
     `workers`: of an asynchronous plan, the steps of each worker; `step` is their mean then, and `batches`
@@ -31,7 +31,7 @@ class Begun:
         return max(self.workers, default=self.step)
 
 
-def resume_from(plan: Plan, checkpoints: Path, seed: int | None, tell: Callable[[str], None]) -> Begun:
+def resume_from(plan: Plan, checkpoints: Path, seed: int | None, tell: Callable[[str], None]) -> StartPoint:
     """Return the newest whole checkpoint's place; the beginning where there is no checkpoint.
 
     `seed`: as asked for; None: the checkpoint's. A plan that takes more or fewer samples in a step goes on
@@ -45,7 +45,7 @@ def resume_from(plan: Plan, checkpoints: Path, seed: int | None, tell: Callable[
         if faults:
             raise faults[0]
         tell(f"no checkpoint in {checkpoints}: training begins")
-        return Begun(seed=seed or 0, workers=(0,) * count)
+        return StartPoint(seed=seed or 0, workers=(0,) * count)
     stored = StoredValues(newest)
     stored.check(plan)
     position = stored.manifest.position
@@ -60,7 +60,7 @@ def resume_from(plan: Plan, checkpoints: Path, seed: int | None, tell: Callable[
     batches = _batches(plan, position.samples, position.batches)
     is_alike = len(position.workers) == count and batches == position.batches
     workers = position.workers if is_alike else (position.step,) * count
-    return Begun(position.step, batches, position.seed, newest, workers)
+    return StartPoint(position.step, batches, position.seed, newest, workers)
 
 
 def _batches(plan: Plan, samples: int | None, batches: int) -> int:

@@ -15,7 +15,7 @@ from partc.runtime.engines.engine import (
     rank_environment,
     start_command,
 )
-from partc.runtime.engines.joined import seen_by_others
+from partc.runtime.engines.external_launch import seen_by_others
 from partc.runtime.engines.machines import Machines, write_environments
 from partc.runtime.engines.place import Place
 from partc.runtime.engines.rank_command import rank_words

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.checkpoints.resume import Begun, resume_from
+from partc.runtime.checkpoints.resume import StartPoint, resume_from
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import check_share, inputs_of
 from partc.runtime.data.checkpoint import read_arrays
@@ -360,10 +360,10 @@ def _names_in(fetches: object, plan: Plan) -> Sequence[str]:
     )
 
 
-def _begin(plan: Plan, checkpoints: Checkpoints | None, seed: int | None) -> Begun:
+def _begin(plan: Plan, checkpoints: Checkpoints | None, seed: int | None) -> StartPoint:
     """Return where training begins, and make way for its checkpoints."""
     if checkpoints is None:
-        return Begun(seed=seed or 0)
+        return StartPoint(seed=seed or 0)
     remove_parts(Path(checkpoints.folder))
     return resume_from(plan, Path(checkpoints.folder), seed, log.info)
 

@@ -189,7 +189,7 @@ class Restarted(Record, frozen=True, tag="restarted"):
     member: str
 
 
-Told = Progress | Notice | Saved | Waited | Restarted
+JobMessage = Progress | Notice | Saved | Waited | Restarted
 
 
 class Reporter:
@@ -249,5 +249,5 @@ def tell_saved(step: int) -> None:
     _print(Saved(step))
 
 
-def _print(message: Told) -> None:
+def _print(message: JobMessage) -> None:
     print(msgspec.json.encode(message).decode(), flush=True)

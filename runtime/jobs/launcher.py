@@ -18,7 +18,7 @@ from partc.runtime.engines.place import Place
 from partc.runtime.engines.rank_command import DAEMON
 from partc.runtime.engines.start_ranks import prepare_ranks
 from partc.runtime.errors import PartcError, RankFailed, Stopped
-from partc.runtime.jobs.job import Notice, Told
+from partc.runtime.jobs.job import JobMessage, Notice
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
 from partc.runtime.supervision.lost_keepers import LostKeepers, follows_from_mpi
@@ -28,9 +28,9 @@ from partc.runtime.supervision.started_keepers import StartedKeepers
 from partc.runtime.supervision.stop_signals import StopSignals, name_of, stop_signals, stopped
 from partc.runtime.supervision.supervisor import Supervisor
 
-OnProgress = Callable[[Told], None]
+OnProgress = Callable[[JobMessage], None]
 
-_TOLD: msgspec.json.Decoder[Told] = msgspec.json.Decoder(Told)
+_TOLD: msgspec.json.Decoder[JobMessage] = msgspec.json.Decoder(JobMessage)
 
 FIRST = "rank 0"
 MPIEXEC = "mpiexec"  # what is called so in a log: whatever has started the ranks
@@ -351,7 +351,7 @@ def taken(lines: "queue.Queue[Line]") -> list[Line]:
     return [lines.get() for _ in range(lines.qsize())]
 
 
-def progress_in(line: str) -> Told | None:
+def progress_in(line: str) -> JobMessage | None:
     """Return what a line of a rank tells a person, None if it is some other line."""
     try:
         return _TOLD.decode(line)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from partc.runtime.errors import BadUsage
-from partc.runtime.jobs.job import Progress, Restarted, Saved, Told, Waited
+from partc.runtime.jobs.job import JobMessage, Progress, Restarted, Saved, Waited
 
 
 class MetricsPort:
@@ -56,7 +56,7 @@ class MetricsPort:
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 
-    def hear(self, message: Told) -> None:
+    def hear(self, message: JobMessage) -> None:
         """Take in what a job tells."""
         match message:
             case Progress():

@@ -15,7 +15,7 @@ from partc.runtime.asynchronous.processes.watch import Rules
 from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import refuse_others
-from partc.runtime.checkpoints.resume import Begun, resume_from
+from partc.runtime.checkpoints.resume import StartPoint, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import check_total_batch, sizes_of
@@ -123,21 +123,21 @@ class Runner:
         _check_request(steps, timeout_s, read_after, save and keep_in is not None)
         _check_sizes(sizes or {}, self._folder.plan)
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
-        begun = self._begin(steps, seed, checkpoints, resume, on_progress)
-        if begun.checkpoint is not None and begun.step == steps:
-            return self._already_trained(begun.checkpoint, begun.step, save)
-        traced = middle_of(begun.step + 1, steps) if traced_steps == MIDDLE else traced_steps
-        _check_traced(traced, begun.step, steps)
-        behind = begun.furthest - min(begun.workers, default=begun.step)  # of an asynchronous worker
+        start = self._begin(steps, seed, checkpoints, resume, on_progress)
+        if start.checkpoint is not None and start.step == steps:
+            return self._already_trained(start.checkpoint, start.step, save)
+        traced = middle_of(start.step + 1, steps) if traced_steps == MIDDLE else traced_steps
+        _check_traced(traced, start.step, steps)
+        lag = start.furthest - min(start.workers, default=start.step)  # of the slowest asynchronous worker
         with job_folder(self._folder.path) as folder:
-            used = begun.batches - behind
-            staged, data_sizes = self._stage(data, used, steps - begun.furthest + behind, folder)
+            consumed = start.batches - lag
+            staged, data_sizes = self._stage(data, consumed, steps - start.furthest + lag, folder)
             job = Job(
                 plan_folder=str(self._folder.path.resolve()),
-                steps=steps - begun.step,
+                steps=steps - start.step,
                 data=staged,
                 is_shuffled=shuffle,
-                seed=begun.seed,
+                seed=start.seed,
                 sizes=data_sizes | dict(sizes or {}),
                 read_after=tuple(sorted(read_after)),
                 stop_when_diverged=stop_when_diverged,
@@ -145,18 +145,18 @@ class Runner:
                 has_initial=initial is not None,
                 deadline_s=_RANKS_SHARE * timeout_s,
                 traced_steps=traced,
-                first_step=begun.step,
-                first_batch=begun.batches,
-                data_from=0 if isinstance(data, str | Path) else used,
+                first_step=start.step,
+                first_batch=start.batches,
+                data_from=0 if isinstance(data, str | Path) else consumed,
                 data_name=str(data) if isinstance(data, str | Path) else "",
-                resumed_from="" if begun.checkpoint is None else str(begun.checkpoint.resolve()),
+                resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
                 checkpoints=checkpoints,
                 metrics_file="" if metrics is None else str(metrics.resolve()),
-                worker_steps=begun.workers,
+                worker_steps=start.workers,
                 tells_waiting=tells_waiting,
             )
             write_job(folder, job, initial)
-            rules = Rules(begun.workers, staleness, worker_restarts, checkpoints)
+            rules = Rules(start.workers, staleness, worker_restarts, checkpoints)
             result = self._play(folder, job, rules, on_progress, timeout_s, redirect)
             return self._keep(folder, job, result, save, keep_in)
 
@@ -167,13 +167,13 @@ class Runner:
         checkpoints: Checkpoints | None,
         resume: bool,
         on_progress: OnProgress | None,
-    ) -> Begun:
+    ) -> StartPoint:
         """Return where training begins, and make way for its checkpoints."""
         plan = self._folder.plan
         if resume and checkpoints is None:
             fix = "give checkpoints=Checkpoints(folder), from which it goes on"
             raise BadUsage("no checkpoints to resume from", at="Runner.train(resume=True)", fix=fix)
-        anew = Begun(seed=seed or 0, workers=(0,) * len(plan.asynchronous))
+        anew = StartPoint(seed=seed or 0, workers=(0,) * len(plan.asynchronous))
         if checkpoints is None:
             return anew
         folder = Path(checkpoints.folder)
@@ -181,19 +181,19 @@ class Runner:
         if not resume:
             refuse_others(folder)
             return anew
-        begun = resume_from(
+        start = resume_from(
             plan_of_data(plan) if plan.asynchronous else plan,
             folder,
             seed,
             lambda text: on_progress(Notice(text)) if on_progress else None,
         )
-        if begun.step > steps:
+        if start.step > steps:
             raise BadUsage(
-                f"{steps} steps, of which {begun.step} are trained",
+                f"{steps} steps, of which {start.step} are trained",
                 at="--steps",
                 fix="give the number of steps in all",
             )
-        return begun
+        return start
 
     def _already_trained(self, checkpoint: Path, steps: int, save: bool) -> TrainingResult:
         """Return what a training came to that failed when nothing was left to it but its end."""
@@ -203,10 +203,10 @@ class Runner:
         return TrainingResult(variables, first_step=steps)
 
     def _stage(
-        self, data: str | Path | Batches, used: int, steps: int, folder: Path
+        self, data: str | Path | Batches, consumed: int, steps: int, folder: Path
     ) -> tuple[str, dict[str, int]]:
         plan = self._folder.plan
-        unused = data if isinstance(data, str | Path) else islice(data, used, None)
+        unused = data if isinstance(data, str | Path) else islice(data, consumed, None)
         return stage_data(plan_of_data(plan) if plan.asynchronous else plan, unused, steps, folder)
 
     def _keep(

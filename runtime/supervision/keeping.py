@@ -56,7 +56,10 @@ _OTHERS_S = 1.0  # for keepers beside this one, which MPI kills when it goes
 
 
 def await_folder(pipe: int) -> Path | None:
-    """Return the job's folder as a member tells it that has learned it by MPI, None if it ends without."""
+    """Return the job's folder, which a member has learned by MPI and writes to `pipe`, a file descriptor.
+
+    None if the member ends without.
+    """
     line = b""
     while not line.endswith(b"\n"):
         if not (read := os.read(pipe, 1)):

@@ -6,7 +6,7 @@ import sys
 import time
 
 from partc.compiler.commands.cli import exit_code_of
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Told
+from partc.runtime.jobs.job import Checkpoints, JobMessage, Notice, Progress
 from partc.runtime.jobs.restarts import train_with_restarts
 from partc.runtime.jobs.results import TrainingResult
 from partc.runtime.jobs.runner import Runner
@@ -15,7 +15,7 @@ from partc.runtime.supervision.stop_signals import name_of, raise_when_stopped
 LONGEST_WAIT_S = 0.2  # before a restart: nobody waits for a host to come back here
 
 
-def show(told: Told) -> None:
+def show(told: JobMessage) -> None:
     match told:
         case Progress(step=step):
             print(f"step {step}", flush=True)

@@ -54,7 +54,7 @@ NOT_RUN = {
     ("docs/engines.md", "PARTC_MPIEXEC="): "Open MPI of a site: tests/runtime/engines/test_open_mpi.py",
     ("docs/engines.md", "srun "): "Slurm: tests/runtime/engines/test_srun.py",
     ("docs/engines.md", "sbatch "): "Slurm",
-    ("docs/engines.md", "mpiexec "): "eight ranks: tests/runtime/engines/test_joined.py",
+    ("docs/engines.md", "mpiexec "): "eight ranks: tests/runtime/engines/test_external_launch.py",
     ("docs/engines.md", "kubectl "): "Kubernetes",
     ("docs/faults.md", "make chaos"): "hours, as root",
 }

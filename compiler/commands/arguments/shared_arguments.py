@@ -106,9 +106,9 @@ SampleStepsArgument = Annotated[
 ]
 
 
-def checkpoints_of(out: Path, named: Path | None) -> Path:
+def checkpoints_of(out: Path, folder: Path | None) -> Path:
     """Return the folder of a plan's checkpoints."""
-    return out / FOLDER if named is None else named
+    return out / FOLDER if folder is None else folder
 
 
 def graph_options(state: str, axes: list[str], loss: str, initial: Path | None) -> GraphOptions:

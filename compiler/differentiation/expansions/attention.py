@@ -56,21 +56,22 @@ def expand_attention(at: ForwardNode) -> Sequence[str]:
 
 def _heads(at: ForwardNode) -> _Heads:
     if at.rank(at.x(0)) == 3:
-        count, shared = at.integer("q_num_heads", 0), at.integer("kv_num_heads", 0)
+        count, key_value_count = at.integer("q_num_heads", 0), at.integer("kv_num_heads", 0)
         head_size = at.static_sizes(at.x(0), 2)[0] // count
         queries, keys, values = (
-            _apart(at, at.x(index), n) for index, n in ((0, count), (1, shared), (2, shared))
+            _apart(at, at.x(index), n)
+            for index, n in ((0, count), (1, key_value_count), (2, key_value_count))
         )
     else:
         queries, keys, values = (at.x(index) for index in range(3))
-        count, shared = (_size(at, index, 1) for index in range(2))
+        count, key_value_count = (_size(at, index, 1) for index in range(2))
         head_size = _size(at, 0, 3)
     if at.x(PAST_KEY):
         keys = at.op("Concat", at.x(PAST_KEY), keys, axis=2)
         values = at.op("Concat", at.x(PAST_VALUE), values, axis=2)
     present = keys, values
-    if count != shared:
-        keys, values = (_repeat(at, index, present[index - 1], (count, shared)) for index in (1, 2))
+    if count != key_value_count:
+        keys, values = (_repeat(at, index, present[index - 1], (count, key_value_count)) for index in (1, 2))
     return _Heads(queries, keys, values, present, count, head_size)
 
 
@@ -93,16 +94,16 @@ def _apart(at: ForwardNode, tensor: str, heads: int) -> str:
 
 def _repeat(at: ForwardNode, index: int, tensor: str, heads: tuple[int, int]) -> str:
     """Let each of the shared heads, of input `index`, serve count / shared heads of queries in a row."""
-    count, shared = heads
-    if shared == 0 or count % shared:
+    count, key_value_count = heads
+    if key_value_count == 0 or count % key_value_count:
         raise UnsupportedModel(
-            f"{count} heads of queries cannot share {shared} heads of keys",
+            f"{count} heads of queries cannot share {key_value_count} heads of keys",
             at=at.place,
             fix="make q_num_heads a multiple of kv_num_heads",
         )
     wide = at.op("Unsqueeze", tensor, at.build.ints(2))
-    wide = at.op("Expand", wide, at.build.ints(1, 1, count // shared, 1, 1))
-    head_size = _size(at, index, -1) // (shared if at.rank(at.x(0)) == 3 else 1)
+    wide = at.op("Expand", wide, at.build.ints(1, 1, count // key_value_count, 1, 1))
+    head_size = _size(at, index, -1) // (key_value_count if at.rank(at.x(0)) == 3 else 1)
     return at.op("Reshape", wide, at.build.ints(0, count, -1, head_size))
 
 

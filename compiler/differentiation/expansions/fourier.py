@@ -40,8 +40,8 @@ def expand_stft(at: ForwardNode) -> Sequence[str]:
     assert step is not None
     points = int(frame) if frame is not None else at.static_shape(at.x(2))[0]
     starts = np.arange(0, length - points + 1, int(step))
-    places = at.build.constant(starts[:, None] + np.arange(points))
-    parts = [at.op("Gather", part, places, axis=1) for part in _parts(at, at.x(0), channels)]
+    indices = at.build.constant(starts[:, None] + np.arange(points))
+    parts = [at.op("Gather", part, indices, axis=1) for part in _parts(at, at.x(0), channels)]
     if at.x(2):
         parts = [at.op("Mul", part, at.x(2)) for part in parts]
     bins = points // 2 + 1 if at.integer("onesided", 1) else points

@@ -64,8 +64,8 @@ def expand_affine_grid(at: ForwardNode) -> Sequence[str]:
     aligned = at.integer("align_corners", 0)
     ends = [1.0 if aligned else 1 - 1 / size for size in space]
     lines = [np.linspace(-end, end, size) for end, size in zip(ends, space, strict=True)]
-    places = [axis.ravel() for axis in np.meshgrid(*lines, indexing="ij")][::-1]
-    base = np.stack([*places, np.ones(prod(space))], axis=1)
+    coordinates = [axis.ravel() for axis in np.meshgrid(*lines, indexing="ij")][::-1]
+    base = np.stack([*coordinates, np.ones(prod(space))], axis=1)
     pixels = at.build.constant(base.astype(at.types[at.x(0)].dtype))
     grid = at.op("MatMul", pixels, at.op("Transpose", at.x(0), perm=[0, 2, 1]))
     return (at.op("Reshape", grid, at.build.ints(0, *space, len(space))),)
@@ -94,12 +94,12 @@ def expand_tensor_scatter(at: ForwardNode) -> Sequence[str]:
     size, length = at.static_sizes(cache, axis)[0], at.static_sizes(update, axis)[0]
     row = [1] * rank
     row[axis] = length
-    places = at.build.constant(np.arange(length).reshape(row))
+    positions = at.build.constant(np.arange(length).reshape(row))
     if at.x(2):
-        places = at.op("Add", places, at.op("Reshape", at.x(2), at.build.ints(-1, *[1] * (rank - 1))))
+        positions = at.op("Add", positions, at.op("Reshape", at.x(2), at.build.ints(-1, *[1] * (rank - 1))))
     if at.attribute("mode", "linear") == "circular":
-        places = at.op("Mod", places, at.build.constant(np.array(size, np.int64)))
-    everywhere = at.op("Expand", places, at.op("Shape", update))
+        positions = at.op("Mod", positions, at.build.constant(np.array(size, np.int64)))
+    everywhere = at.op("Expand", positions, at.op("Shape", update))
     return (at.op("ScatterElements", cache, everywhere, update, axis=axis),)
 
 

@@ -140,10 +140,10 @@ def _let_zero_copy(node: onnx.NodeProto) -> None:
 
 def _adapts(target: np.ndarray, now: Shape, result: Shape, old: int) -> bool:
     """Tell whether the target's -1 stands for the batch: [T * B, H] to [T, -1, H], B being inside."""
-    places = np.flatnonzero(target == -1)
-    if len(places) != 1 or result[places[0]] != old:
+    open_axes = np.flatnonzero(target == -1)
+    if len(open_axes) != 1 or result[open_axes[0]] != old:
         return False
-    rest = [size for place, size in enumerate(result) if place != places[0]]
+    rest = [size for place, size in enumerate(result) if place != open_axes[0]]
     return _count(now) % _count(tuple(rest)) == 0
 
 

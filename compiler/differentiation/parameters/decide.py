@@ -54,8 +54,8 @@ def decide_parameters(
     data lies in `folder`.
     """
     facts = exporter_facts(forward)
-    places = DataUses(graph, types, candidates)
-    evidence = _Evidence(facts, places, folder, is_torchscript(forward, facts))
+    uses = DataUses(graph, types, candidates)
+    evidence = _Evidence(facts, uses, folder, is_torchscript(forward, facts))
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     candidate_names = frozenset(candidates)
     makers = {name: node for node in graph.node for name in node.output if name in candidate_names}
@@ -71,8 +71,8 @@ def _decide_initializer(evidence: _Evidence, tensor: onnx.TensorProto) -> Parame
     """Decide an initializer."""
     if (decision := _by_exporter(evidence, tensor)) is not None:
         return decision
-    values, places = values_of(tensor, evidence.folder), evidence.places.of(tensor.name)
-    is_number = element_count(tensor.dims) == 1 and DataUse.WEIGHT not in places
+    values, uses = values_of(tensor, evidence.folder), evidence.places.of(tensor.name)
+    is_number = element_count(tensor.dims) == 1 and DataUse.WEIGHT not in uses
     if evidence.is_torchscript and is_number and not tensor.name.startswith(FOLDED_BY_TORCHSCRIPT):
         # As numbers they would be nodes: these are attributes of the module, which may be buffers.
         return undecided("single numbers that the module holds: parameters or buffers")
@@ -80,7 +80,7 @@ def _decide_initializer(evidence: _Evidence, tensor: onnx.TensorProto) -> Parame
         return constant("numbers without axes")
     if values.is_mask:
         return constant("masks: infinite or huge values")
-    return _decide_by_place(places, values)
+    return _decide_by_place(uses, values)
 
 
 def _by_exporter(evidence: _Evidence, tensor: onnx.TensorProto) -> ParameterDecision | None:
@@ -115,23 +115,23 @@ def _decide_generated(
     return _decide_by_place(evidence.places.of(name), values)
 
 
-def _decide_by_place(places: frozenset[DataUse], values: TensorValues) -> ParameterDecision:
+def _decide_by_place(uses: frozenset[DataUse], values: TensorValues) -> ParameterDecision:
     """Decide by where a tensor meets data, and by what its values look like."""
-    is_weight = not places.isdisjoint((DataUse.WEIGHT, DataUse.BIAS))
-    is_bias = DataUse.BIAS in places and len(values.shape) == 1
+    is_weight = not uses.isdisjoint((DataUse.WEIGHT, DataUse.BIAS))
+    is_bias = DataUse.BIAS in uses and len(values.shape) == 1
     pattern = "" if is_bias else values.weight_pattern if is_weight else values.pattern
     if pattern:
         return undecided(f"values like {pattern}: constants, or a parameter's start")
     if is_weight:
         return trained("read as weights, tables, scales or biases")
-    if DataUse.VECTOR in places:
+    if DataUse.VECTOR in uses:
         return trained("as wide as one axis of what layers made, like scales and biases")
-    if DataUse.ARRAY in places or DataUse.JOINED in places:
+    if DataUse.ARRAY in uses or DataUse.JOINED in uses:
         if values.are_distinct:
             return trained("of distinct values, beside what layers made")
         return undecided("of repeated values, beside what layers made: constants, or parameters")
-    if DataUse.PER_SAMPLE in places:
+    if DataUse.PER_SAMPLE in uses:
         return undecided("with an entry for every sample: targets or weights of samples, or parameters")
-    if DataUse.RAW in places:
+    if DataUse.RAW in uses:
         return undecided("beside data that no layer has touched: its normalisation, or parameters")
     return undecided("read as parameters and constants are alike")

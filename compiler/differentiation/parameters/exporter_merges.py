@@ -77,11 +77,11 @@ def _separate_identities(graph: onnx.GraphProto) -> None:
 
 def _modules_of_readers(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
     """Return the path of the module whose node reads a tensor first: of `/l.1/lin_1/MatMul`, `/l.1/lin`."""
-    wanted = frozenset(names)
+    selected = frozenset(names)
     modules: dict[str, str] = {}
     for node in graph.node:
         path = "/".join(_CALL.sub("", part) for part in node.name.split("/")[:-1])
-        for name in wanted.intersection(node.input):
+        for name in selected.intersection(node.input):
             if node.op_type != "Identity":
                 modules.setdefault(name, path)
     return modules

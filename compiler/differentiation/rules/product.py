@@ -72,8 +72,8 @@ def transposed_product(build: NodeBuilder, matrix: str) -> tuple[str, str] | Non
     product = build.producer(matrix)
     if product is None or product.op_type != "MatMul":
         return None
-    left = build.producer(product.input[0])
-    return (left.input[0], product.input[1]) if left is not None and is_transpose(left) else None
+    producer = build.producer(product.input[0])
+    return (producer.input[0], product.input[1]) if producer is not None and is_transpose(producer) else None
 
 
 def _vector_product(at: ForwardNode, dy: str) -> Gradients:

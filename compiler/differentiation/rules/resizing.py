@@ -82,8 +82,8 @@ def _weights(at: ForwardNode, axis: int, scale: float | None, corner: np.ndarray
 def _resize_identity(
     size: int, inputs: Mapping[str, np.ndarray], attributes: Sequence[onnx.AttributeProto]
 ) -> np.ndarray:
-    places = [name if name in inputs else "" for name in ("roi", "scales", "sizes")]
-    node = helper.make_node("Resize", ["x", *places], ["y"])
+    input_names = [name if name in inputs else "" for name in ("roi", "scales", "sizes")]
+    node = helper.make_node("Resize", ["x", *input_names], ["y"])
     node.attribute.extend(attributes)
     infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [size, size])]
     infos += [

@@ -75,13 +75,13 @@ def _cast(at: SizeNode) -> Values | None:
 
 
 def _gather(at: SizeNode) -> Values | None:
-    data, places = at.inputs[0], at.inputs[1]
-    if data is None or places is None or at.numbers(1) is None:
+    data, indices = at.inputs[0], at.inputs[1]
+    if data is None or indices is None or at.numbers(1) is None:
         return None
     axis = at.attribute("axis", 0)
-    if any(not -data.shape[axis] <= place < data.shape[axis] for place in places.ravel()):
+    if any(not -data.shape[axis] <= place < data.shape[axis] for place in indices.ravel()):
         return None
-    return np.array(np.take(data, places.astype(np.int64), axis=axis), object)
+    return np.array(np.take(data, indices.astype(np.int64), axis=axis), object)
 
 
 def _slice(at: SizeNode) -> Values | None:

@@ -40,8 +40,8 @@ def describe_servers(assignment: ServerAssignment | None) -> Assignment | None:
     if assignment is None:
         return None
     objective, bound = assignment.objective_bytes, assignment.bound_bytes
-    stored, moved = assignment.bytes_per_server, assignment.moved_bytes_per_server
-    most_stored, most_moved = max([1, *stored.values()]), max([1, *moved.values()])
+    stored, traffic = assignment.bytes_per_server, assignment.moved_bytes_per_server
+    most_stored, most_moved = max([1, *stored.values()]), max([1, *traffic.values()])
     return Assignment(
         status=assignment.status.lower(),
         fullest=size(max(stored.values(), default=0)),
@@ -55,8 +55,8 @@ def describe_servers(assignment: ServerAssignment | None) -> Assignment | None:
                 host,
                 size(server_bytes),
                 server_bytes / most_stored,
-                size(moved[host]),
-                moved[host] / most_moved,
+                size(traffic[host]),
+                traffic[host] / most_moved,
             )
             for host, server_bytes in stored.items()
         ),

@@ -69,14 +69,19 @@ def number_names(compilation: Compilation, model: onnx.ModelProto) -> Names:
     names = [*users, *(name for name in in_plan if name not in users)]
     nodes = {name: number for number, name in enumerate(names)}
     plan = compilation.plan
-    held = [*(variable.name for variable in plan.variables), *(entry.name for entry in plan.data_inputs)]
-    others = {name: len(names) + number for number, name in enumerate(held)}
-    made = {tensor.name: node.name for node in in_plan.values() for tensor in node.outputs if tensor.name}
+    owned_names = [
+        *(variable.name for variable in plan.variables),
+        *(entry.name for entry in plan.data_inputs),
+    ]
+    others = {name: len(names) + number for number, name in enumerate(owned_names)}
+    maker_of = {tensor.name: node.name for node in in_plan.values() for tensor in node.outputs if tensor.name}
     tensors = {tensor: nodes[n.name] for n in users.values() for tensor in n.output if tensor}
     replaced = frozenset(
-        n.name for n in users.values() if n.name not in in_plan and any(tensor in made for tensor in n.output)
+        n.name
+        for n in users.values()
+        if n.name not in in_plan and any(tensor in maker_of for tensor in n.output)
     )
-    tensors |= {tensor: nodes[name] for tensor, name in made.items()} | others
+    tensors |= {tensor: nodes[name] for tensor, name in maker_of.items()} | others
     read = {name: tuple(node.input) for name, node in users.items()}
     read |= {name: tuple(tensor.name for tensor in node.inputs) for name, node in in_plan.items()}
     return Names(

@@ -83,11 +83,11 @@ def price_alternatives(compilation: Compilation) -> Alternatives:
     priced: dict[object, tuple[Alternative, ...]] = {}
     for number, kind in enumerate(own.space.kinds):
         for group in kind.groups:
-            taken = grids[group].config
-            key = kind.family, taken
+            current = grids[group].config
+            key = kind.family, current
             if key not in priced:
                 others = _candidates(own, number, each)
-                priced[key] = _priced(pricer, kind.family[0], others, taken)
+                priced[key] = _priced(pricer, kind.family[0], others, current)
             of_groups[group] = priced[key]
     return Alternatives(tuple(of_groups), "")
 
@@ -107,10 +107,10 @@ def _candidates(own: OwnSpace, number: int, most: int) -> list[OperatorConfig]:
 
 
 def _priced(
-    pricer: "_GroupPricer", group: int, candidates: list[OperatorConfig], taken: OperatorConfig
+    pricer: "_GroupPricer", group: int, candidates: list[OperatorConfig], current: OperatorConfig
 ) -> tuple[Alternative, ...]:
-    own = pricer.price(group, taken)
-    others = (pricer.price(group, c) for c in candidates if _plain(c.split) != _plain(taken.split))
+    own = pricer.price(group, current)
+    others = (pricer.price(group, c) for c in candidates if _plain(c.split) != _plain(current.split))
     alternatives = [other for other in others if other is not None]
     if own is not None:
         alternatives.insert(0, replace(own, taken=True))

@@ -68,7 +68,7 @@ def tell_ranks(
 def _describe_ranks(
     plan: Plan, names: Names, sites: Interned[str], groups: Interned[str]
 ) -> dict[str, object]:
-    hosts, places = Interned[str](), Interned[tuple[int, ...]]()
+    hosts, site_sets = Interned[str](), Interned[tuple[int, ...]]()
     memberships, boxes = Interned[tuple[int, ...]](), Interned[str]()
     holdings = Interned[tuple[tuple[int, int, int], ...]]()
     shapes = {variable.name: variable for variable in plan.variables}
@@ -88,13 +88,13 @@ def _describe_ranks(
                 held.append((names.others[piece.variable], *shape_and_size[key]))
         columns["host"].append(hosts(rank.host))
         columns["device"].append(rank.device)
-        columns["sites"].append(places(tuple(sites(site) for site in rank.sites)))
+        columns["sites"].append(site_sets(tuple(sites(site) for site in rank.sites)))
         columns["groups"].append(memberships(tuple(rank.groups.get(name, -1) for name in known)))
         columns["holds"].append(holdings(tuple(held)))
     return {
         **columns,
         "hosts": hosts.items,
-        "sitesOf": places.items,
+        "sitesOf": site_sets.items,
         "groupsOf": memberships.items,
         "boxes": boxes.items,
         "holdings": [[number for piece in held for number in piece] for held in holdings.items],

@@ -19,7 +19,7 @@ document.documentElement.classList.add("with-scripts");  // shows what works wit
     const heading = area.closest("article, section")?.querySelector("h2, h3");
     return area.dataset.name || area.querySelector("caption")?.textContent || heading?.textContent || "Table";
   };
-  const ways = area => [
+  const ways = area => !area.checkVisibility() ? "" : [  // what is folded says nothing
     ...(area.scrollWidth > area.clientWidth + 1 ? ["sideways"] : []),
     ...(area.matches(".tall") && area.scrollHeight > area.clientHeight + 1 ? ["up and down"] : []),
   ].join(", ");

@@ -33,7 +33,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
-class Exhausted:
+class Exhaustion:
     """The quickest state so far. `is_proven`: all were looked at, `priced` of them by the task graph."""
 
     state: State
@@ -58,15 +58,15 @@ def exhaust(
     kinds: Kinds,
     start: State,
     go_on: Callable[[], bool] = lambda: True,
-    show: Callable[[Exhausted], None] = lambda best: None,
-) -> Exhausted:
+    show: Callable[[Exhaustion], None] = lambda best: None,
+) -> Exhaustion:
     """Return the quickest of all states, or of those that were looked at while `go_on` allowed it.
 
     `start`: a state that can be; the quicker it is, the fewer are looked at. `show` is told of quicker ones.
     """
     step_s = tasks.begin(start)
     assert step_s is not None, "a start that can be"
-    best = Exhausted(start, step_s)
+    best = Exhaustion(start, step_s)
     bound, alike = StepBound(tasks, kinds), AlikeStates(kinds, symmetries_of(tasks.prices))
     unknown = np.array([[len(configs) for configs in kinds.configs]], np.int16)
     waiting: list[tuple[int, States]] = [(0, unknown)]
@@ -93,9 +93,9 @@ def _price(
     kinds: Kinds,
     states: States,
     bounds: npt.NDArray[np.float64],
-    best: Exhausted,
+    best: Exhaustion,
     go_on: Callable[[], bool],
-    show: Callable[[Exhausted], None],
+    show: Callable[[Exhaustion], None],
 ) -> bool:
     """Price states, from the lowest bound on, and tell whether there was time for all.
 
@@ -134,10 +134,10 @@ class AlikeStates:
         numbers = [{config: number for number, config in enumerate(own)} for own in kinds.configs]
         self._images = [  # by symmetry and kind: configuration -> what it becomes, -1: none of the space
             [
-                np.array([own.get(config.moved(places), -1) for config in own] + [len(own)], np.int16)
+                np.array([own.get(config.moved(permutation), -1) for config in own] + [len(own)], np.int16)
                 for own in numbers
             ]
-            for places in symmetries
+            for permutation in symmetries
         ]
 
     def is_first(self, states: States, depth: int) -> Bools:
@@ -187,13 +187,13 @@ def _exchanges(prices: TaskPrices) -> Iterator[Permutation]:
         yield tuple(permutation)
 
 
-def _is_symmetry(prices: TaskPrices, places: Permutation) -> bool:
+def _is_symmetry(prices: TaskPrices, permutation: Permutation) -> bool:
     network, workers = prices.network, prices.workers
     hosts: dict[str, str] = {}
     lanes: dict[object, object] = {}
     computing = {device.name: device.rates for host in prices.cluster.hosts for device in host.devices}
     likeness = [(computing[worker.device], worker.kind, worker.threads) for worker in workers]
-    for worker, other in enumerate(places):
+    for worker, other in enumerate(permutation):
         alike = (
             likeness[worker] == likeness[other] and prices.limits_bytes[worker] == prices.limits_bytes[other]
         )
@@ -201,7 +201,7 @@ def _is_symmetry(prices: TaskPrices, places: Permutation) -> bool:
             return False
     for a, b in permutations(range(len(workers)), 2):
         here = network.route(workers[a].device, workers[b].device)
-        there = network.route(workers[places[a]].device, workers[places[b]].device)
+        there = network.route(workers[permutation[a]].device, workers[permutation[b]].device)
         if here.latency_s != there.latency_s or len(here.lanes) != len(there.lanes):
             return False
         for lane, image in zip(here.lanes, there.lanes, strict=True):

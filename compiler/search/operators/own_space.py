@@ -137,8 +137,8 @@ class OwnSpace:
 
     def quickest(self, states: Sequence[State]) -> State:
         """Return the state of the shortest step, of those that can be."""
-        taken = {state: step_s for state in states if (step_s := self.tasks.begin(state)) is not None}
-        return min(taken, key=taken.__getitem__)
+        step_s_of = {state: step_s for state in states if (step_s := self.tasks.begin(state)) is not None}
+        return min(step_s_of, key=step_s_of.__getitem__)
 
     def strategy(self, state: State) -> Strategy:
         """Return the strategy that a state is."""
@@ -160,7 +160,7 @@ def _described(config: OperatorConfig) -> str:
 def strategy_of(
     state: State, groups: Sequence[OperatorGroup], worker_names: Sequence[str], batch: Batch
 ) -> Strategy:
-    """Return the strategy that configures every group."""
+    """Return the strategy that configures every group. `state`: a configuration by group, in their order."""
     entries = tuple(
         OpConfig(group.node, dict(config.split), devices=tuple(worker_names[w] for w in config.workers))
         for group, config in zip(groups, state, strict=True)

@@ -31,7 +31,7 @@ GRACE_S = 5.0  # for a chain that is interrupted
 ROUNDS = (0.8, 0.2)  # of the time; one that brings nothing is the last
 
 
-class Walked(msgspec.Struct, frozen=True):
+class WalkResult(msgspec.Struct, frozen=True):
     """What a process found."""
 
     states: tuple[tuple[State, float], ...]
@@ -131,7 +131,7 @@ def _collect(others: Sequence[Chain], best: BestStates, grace_s: float | None = 
             if not here.poll(grace_s):
                 process.kill()
                 continue
-            walked = msgspec.json.decode(here.recv_bytes(), type=Walked)
+            walked = msgspec.json.decode(here.recv_bytes(), type=WalkResult)
         except EOFError:  # it was ended before it had begun
             continue
         finally:
@@ -156,7 +156,7 @@ def _walk(
     with suppress(KeyboardInterrupt):
         proposals = walk_tasks(tasks, space, starts, best, rng, until_s, most=most)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is done, and about to say so
-    there.send_bytes(msgspec.json.encode(Walked(tuple(best.seconds.items()), proposals)))
+    there.send_bytes(msgspec.json.encode(WalkResult(tuple(best.seconds.items()), proposals)))
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 
 from partc.cost.placement.problems.groups import Groups, Ints, flat
 
+TOTAL_WEIGHT = 0.02
+
 
 class Annealer:
     """The kernel's arrays of one problem; `run` may be called any number of times."""
@@ -61,9 +63,6 @@ class Annealer:
             start.astype(np.int64), *self._arrays, rank_of, *self._limits, hot, cold, moves, shrink, seed
         )
         return best, float(value)
-
-
-TOTAL_WEIGHT = 0.02
 
 
 @numba.njit
@@ -127,10 +126,8 @@ def anneal(  # type: ignore[no-untyped-def]
     fam_size = member_start[1:] - member_start[:-1]
     arrays = (work, cpu, size, touch_start, touch, fam_size, fam_cost, accelerators)
     device_of, counts = np.empty(groups, np.int64), np.zeros((len(fam_size), devices), np.int64)
-    loads, sizes = (
-        np.zeros(devices),
-        np.zeros(devices),
-    )  # made here: numba then knows that they do not overlap
+    # Made here: numba then knows that they do not overlap.
+    loads, sizes = np.zeros(devices), np.zeros(devices)
     _put_all(start, device_of, counts, loads, sizes, *arrays)
     best_value = _worst(loads, sizes, accelerators, memory)
     best = device_of.copy()

@@ -83,21 +83,21 @@ def _is_head(rule: ShardingRule | None, parameters: Collection[str]) -> bool:
 def _count_light(nodes: Sequence[gs.Node], heads: Sequence[int]) -> dict[int, int]:
     """Return how many nodes join each head: the last that they follow, else the first that they lead to."""
     group = {place: place for place in heads}
-    made: dict[str, int] = {}
+    depth_ahead: dict[str, int] = {}
     for place, node in enumerate(nodes):
-        before = [made[tensor.name] for tensor in node.inputs if tensor.name in made]
+        before = [depth_ahead[tensor.name] for tensor in node.inputs if tensor.name in depth_ahead]
         if place not in group and before:
             group[place] = max(before)
         if place in group:
-            made.update((tensor.name, group[place]) for tensor in node.outputs)
-    wanted: dict[str, int] = {}
+            depth_ahead.update((tensor.name, group[place]) for tensor in node.outputs)
+    depth_behind: dict[str, int] = {}
     for place in reversed(range(len(nodes))):
-        after = [wanted[tensor.name] for tensor in nodes[place].outputs if tensor.name in wanted]
+        after = [depth_behind[tensor.name] for tensor in nodes[place].outputs if tensor.name in depth_behind]
         if place not in group and after:
             group[place] = min(after)
         if place in group:
             for tensor in nodes[place].inputs:
-                wanted[tensor.name] = min(group[place], wanted.get(tensor.name, group[place]))
+                depth_behind[tensor.name] = min(group[place], depth_behind.get(tensor.name, group[place]))
     counted = dict.fromkeys(heads, 0)
     for place, head in group.items():
         counted[head] += place != head

@@ -300,11 +300,11 @@ def _summed(layout: Layout) -> Layout:
 def _wanted(graph: LaidOutGraph, group: StepGroup, way: Way) -> dict[str, list[Layout]]:
     """Return the layouts in which one way reads what it does not make."""
     made = {tensor.name for node in group.nodes[way] for tensor in node.outputs}
-    wanted: dict[str, list[Layout]] = {}
+    layouts_read: dict[str, list[Layout]] = {}
     for tensor, layout in _reads(graph, group.nodes[way]):
         if tensor.name not in made:
-            wanted.setdefault(tensor.name, []).append(layout)
-    return wanted
+            layouts_read.setdefault(tensor.name, []).append(layout)
+    return layouts_read
 
 
 def _reads(graph: LaidOutGraph, nodes: tuple[gs.Node, ...]) -> Iterator[tuple[gs.Tensor, Layout]]:

@@ -72,11 +72,12 @@ class StageLine:
         stage_of = {
             node.name: sum(start <= place for start in starts) for place, node in enumerate(self.nodes)
         }
-        made = {tensor.name: stage_of[node.name] for node in self.nodes for tensor in node.outputs}
+        stage_of_tensor = {tensor.name: stage_of[node.name] for node in self.nodes for tensor in node.outputs}
         return {
             node.name: stage_of[node.name]
             for node in self.nodes
-            if stage_of[node.name] > max((made[t.name] for t in node.inputs if t.name in made), default=0)
+            if stage_of[node.name]
+            > max((stage_of_tensor[t.name] for t in node.inputs if t.name in stage_of_tensor), default=0)
         }
 
     def starts(self, stage_of: Mapping[str, int], stages: int) -> tuple[int, ...]:
@@ -149,10 +150,10 @@ def _sum_at(
 
 def _bytes_behind(analysis: Analysis, line: Sequence[gs.Node]) -> list[int]:
     """Return for every place in the line the bytes that go over it: what is made before and read behind."""
-    made = {tensor.name: place for place, node in enumerate(line) for tensor in node.outputs}
+    maker_place = {tensor.name: place for place, node in enumerate(line) for tensor in node.outputs}
     last = {tensor.name: place for place, node in enumerate(line) for tensor in node.inputs}
     change = [0 for _ in range(len(line) + 1)]
-    for name, place in made.items():
+    for name, place in maker_place.items():
         if name in last:
             change[place + 1] += analysis.facts.nbytes(name)
             change[last[name] + 1] -= analysis.facts.nbytes(name)

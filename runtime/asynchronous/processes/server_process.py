@@ -12,8 +12,8 @@ from partc.runtime.asynchronous.processes.session_process import POLL_S, Session
 from partc.runtime.asynchronous.servers.coordinator import SavePolicy
 from partc.runtime.asynchronous.servers.saving import ServerSaving
 from partc.runtime.asynchronous.servers.server import Server, SharedValues, Surroundings
-from partc.runtime.asynchronous.sessions.kept_variables import kept_variables, mean_of_kept
 from partc.runtime.asynchronous.sessions.session import server_name, servers_of
+from partc.runtime.asynchronous.sessions.worker_variables import mean_over_workers, worker_variables
 from partc.runtime.data.batches import inputs_of
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.data.feeds import Source
@@ -97,8 +97,8 @@ class ServerProcess(SessionProcess):
         chief = self._server.coordinator
         if chief is None:
             return {}
-        means = mean_of_kept([chief.kept[worker] for worker in sorted(chief.kept)])
-        return means or {v.name: self._first_values.part(v.name) for v in kept_variables(self.plan)}
+        means = mean_over_workers([chief.kept[worker] for worker in sorted(chief.kept)])
+        return means or {v.name: self._first_values.part(v.name) for v in worker_variables(self.plan)}
 
     def _save(self, steps: tuple[int, ...]) -> None:
         if self._saving is not None:

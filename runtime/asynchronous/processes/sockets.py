@@ -22,9 +22,9 @@ import numpy as np
 import zmq
 
 from partc.runtime.asynchronous.processes.job import SessionJob
-from partc.runtime.asynchronous.sessions.kept_variables import kept_variables
 from partc.runtime.asynchronous.sessions.messages import SessionMessage, decode_message, encode_message
 from partc.runtime.asynchronous.sessions.session import server_name, servers_of, worker_name
+from partc.runtime.asynchronous.sessions.worker_variables import worker_variables
 from partc.runtime.errors import BadPlan, BadUsage, RankFailed
 from partc.runtime.plan.program import Plan, Start
 from partc.runtime.transports.locked_sockets import LOCAL, is_one_machine, lock, read_key
@@ -155,7 +155,7 @@ class PeerSockets:
 def limit_of_messages(plan: Plan) -> int:
     """Return the most bytes that one value of a plan may take on its way."""
     buffers = [buffer.elements * np.dtype(buffer.dtype).itemsize for buffer in plan.buffers]
-    local_variables = [np.dtype(v.dtype).itemsize * math.prod(v.shape) for v in kept_variables(plan)]
+    local_variables = [np.dtype(v.dtype).itemsize * math.prod(v.shape) for v in worker_variables(plan)]
     rows = [_ROWS_AT_MOST * start.payload_bytes for start in plan.instructions if isinstance(start, Start)]
     return max([_ROOM_BYTES, *buffers, *local_variables, *rows])
 

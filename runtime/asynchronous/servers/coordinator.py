@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.asynchronous.sessions.kept_variables import kept_arrays
 from partc.runtime.asynchronous.sessions.messages import (
     Applied,
     Ask,
@@ -49,6 +48,7 @@ from partc.runtime.asynchronous.sessions.messages import (
     Welcome,
 )
 from partc.runtime.asynchronous.sessions.session import session_name, worker_of
+from partc.runtime.asynchronous.sessions.worker_variables import worker_arrays
 from partc.runtime.plan.variables import PlanVariable
 
 Grants = list[tuple[int, int]]  # (worker, step)
@@ -152,7 +152,7 @@ class Coordinator:
         self.kept: dict[int, dict[str, Array]] = {}  # worker -> what it kept after that step
         self._servers = set(servers)
         self._applied = {worker: dict.fromkeys(servers, step) for worker, step in enumerate(steps)}
-        self._kept_variables = local_variables
+        self._worker_variables = local_variables
         self._tell = tell
         self._answer = answer
         self._clock = Clock(steps, staleness)
@@ -187,8 +187,8 @@ class Coordinator:
             case Ask(session=session, step=step) if self._life(session) is not None:
                 self._grant(self._clock.ask(self._worker(session), step))
             case Kept(session=session, step=step) if (life := self._life(session)) is not None:
-                life.kept[step] = kept_arrays(
-                    self._kept_variables, frames, session_name(session, self._workers)
+                life.kept[step] = worker_arrays(
+                    self._worker_variables, frames, session_name(session, self._workers)
                 )
             case ReadyToCommit(session=session, step=step, server=server) if (
                 life := self._life(session)
@@ -231,7 +231,7 @@ class Coordinator:
         life, step = self._lives.get(worker), self.steps[worker] + 1
         if life is None or self._saves or self._ends or life.ready.get(step) != self._servers:
             return False
-        if self._kept_variables:
+        if self._worker_variables:
             if step not in life.kept:
                 return False
             self.kept[worker] = life.kept.pop(step)
@@ -297,7 +297,7 @@ class Coordinator:
         if life.opened == self._servers:
             worker = self._worker(session)
             local_values = self.kept.get(worker, {})
-            arrays = [local_values[variable.name] for variable in self._kept_variables if local_values]
+            arrays = [local_values[variable.name] for variable in self._worker_variables if local_values]
             self._answer(session, Welcome(self.steps[worker]), arrays)
 
     def _lose(self, session: int) -> None:

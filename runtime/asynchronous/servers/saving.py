@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.asynchronous.sessions.kept_variables import kept_variables
 from partc.runtime.asynchronous.sessions.session import plan_of_data, servers_of
+from partc.runtime.asynchronous.sessions.worker_variables import worker_variables
 from partc.runtime.checkpoints.manifest import StoredPiece, TrainingPosition
 from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, Pieces
 from partc.runtime.data.batches import samples_of_step
@@ -33,7 +33,7 @@ def pieces_of_servers(plan: Plan) -> Pieces:
     for name, owners in owners_of(plan).items():
         for owner in pieces_among([owner for owner in owners if owner.rank in pieces]):
             pieces[owner.rank].append((owner.held.value, StoredPiece(name, owner.held.box)))
-    for variable in kept_variables(plan):
+    for variable in worker_variables(plan):
         pieces[servers[0]].append((_KEPT + variable.name, StoredPiece(variable.name)))
     return pieces
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from partc.runtime.asynchronous.servers.commit_point import commit_point
 from partc.runtime.asynchronous.servers.coordinator import Coordinator, SavePolicy
-from partc.runtime.asynchronous.sessions.kept_variables import kept_variables
 from partc.runtime.asynchronous.sessions.messages import (
     Applied,
     Begin,
@@ -45,6 +44,7 @@ from partc.runtime.asynchronous.sessions.session import (
     session_name,
 )
 from partc.runtime.asynchronous.sessions.session_transport import SessionTransport
+from partc.runtime.asynchronous.sessions.worker_variables import worker_variables
 from partc.runtime.data.initial import FirstValues
 from partc.runtime.execution.device import Sessions, device_of
 from partc.runtime.execution.environment import Environment
@@ -138,7 +138,7 @@ class Server:
                 steps,
                 servers,
                 staleness,
-                kept_variables(plan),
+                worker_variables(plan),
                 self._tell_server,
                 self._answer,
                 around.saves,

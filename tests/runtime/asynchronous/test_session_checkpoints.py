@@ -15,7 +15,7 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.runtime.checkpoints.manifest import folder_of, steps_in, verify_checkpoint
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.errors import BadData, NotSaved, RankFailed
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress, Restarted, Saved, Told
+from partc.runtime.jobs.job import Checkpoints, JobMessage, Notice, Progress, Restarted, Saved
 from partc.runtime.jobs.metrics import read_metrics
 from partc.runtime.jobs.restarts import train_with_restarts
 from partc.runtime.jobs.results import TrainingResult
@@ -56,7 +56,7 @@ def test_a_saved_training_goes_on_to_what_an_uninterrupted_one_is(
 ) -> None:
     batches = whole_batches(additive, steps=9)
     asked = Checkpoints(str(tmp_path / "kept"), every_steps=2)
-    told: list[Told] = []
+    told: list[JobMessage] = []
 
     Runner(additive).train(batches, 5, checkpoints=asked, on_progress=told.append)
     first = [saved.step for saved in told if isinstance(saved, Saved)]
@@ -112,7 +112,7 @@ def test_a_signal_saves_and_stops_and_the_rest_is_as_if_it_had_not(
     asked = Checkpoints(str(tmp_path / "kept"))
     batches = whole_batches(additive, steps=1) * 3000
 
-    def stop(told: Told) -> None:
+    def stop(told: JobMessage) -> None:
         if isinstance(told, Progress) and told.step > 5:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -153,7 +153,7 @@ def data_that_ends(folder: PlanFolder, sessions: str, how: str) -> str:
 
 def test_a_worker_that_dies_is_taken_back(additive: PlanFolder) -> None:
     data = data_that_ends(additive, "== 1", "time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)")
-    told: list[Told] = []
+    told: list[JobMessage] = []
 
     result = Runner(additive).train(data, 8, staleness=1, worker_restarts=2, on_progress=told.append)
 
@@ -184,7 +184,7 @@ def test_a_worker_that_dies_always_is_given_up(additive: PlanFolder) -> None:
 def test_what_ends_a_run_leaves_what_was_trained(
     additive: PlanFolder, tmp_path: Path, sessions: str, how: str, error: type[Exception]
 ) -> None:
-    told: list[Told] = []
+    told: list[JobMessage] = []
     with pytest.raises(error):
         Runner(additive).train(
             data_that_ends(additive, sessions, how),
@@ -228,7 +228,7 @@ def test_workers_killed_at_any_time_are_taken_back_and_no_push_is_torn(additive:
     rng = random.Random(0)
     kills: list[str] = []
 
-    def kill(told: Told) -> None:
+    def kill(told: JobMessage) -> None:
         living = [found for found in job_processes(additive.path) if found.role == "member"]
         workers = [found for found in living if found.name.startswith("worker") and found.name not in kills]
         if isinstance(told, Progress) and len(kills) < 6 and workers:
@@ -255,7 +255,7 @@ def test_the_death_of_a_server_is_gone_on_from_by_the_last_checkpoint(
     batches = whole_batches(additive, steps=1) * 400
     killed: list[int] = []
 
-    def kill(told: Told) -> None:
+    def kill(told: JobMessage) -> None:
         if isinstance(told, Saved) and told.step >= 40 and not killed:
             (server,) = (
                 found.process

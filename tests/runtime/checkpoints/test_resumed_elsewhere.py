@@ -19,7 +19,7 @@ from partc.models.catalogue import build_model
 from partc.runtime.asynchronous.servers.saving import pieces_of_servers
 from partc.runtime.asynchronous.sessions.session import plan_of_data, servers_of
 from partc.runtime.checkpoints.manifest import TrainingPosition, folder_of
-from partc.runtime.checkpoints.resume import Begun, resume_from
+from partc.runtime.checkpoints.resume import StartPoint, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, pieces_of_ranks
 from partc.runtime.data.batches import samples_of_step
@@ -60,7 +60,7 @@ def samples_per_step(plan: Plan) -> int:
     return samples
 
 
-def go_on(plan: Plan, begun: Begun, rng: np.random.Generator) -> TrainingPosition:
+def go_on(plan: Plan, begun: StartPoint, rng: np.random.Generator) -> TrainingPosition:
     """Return where a plan is after some more steps; asynchronous workers have done as many as they have."""
     if not plan.asynchronous:
         more = int(rng.integers(1, 6))
@@ -96,9 +96,9 @@ def test_variables_and_samples_go_from_plan_to_plan(
 ) -> None:
     rng = np.random.default_rng(seed)
     checkpoints = tmp_path / "kept"
-    before, used = Begun(seed=7, workers=(0,) * 4), 0
+    before, used = StartPoint(seed=7, workers=(0,) * 4), 0
     folder = plans[int(rng.integers(len(plans)))]
-    begun = Begun(seed=7, workers=(0,) * len(folder.plan.asynchronous))
+    begun = StartPoint(seed=7, workers=(0,) * len(folder.plan.asynchronous))
     for _ in range(LEGS):
         plan = folder.plan
         position, whole = go_on(plan, begun, rng), drawn_variables(plan, rng)
@@ -139,7 +139,7 @@ def test_what_is_exported_computes_with_what_was_saved(
 ) -> None:
     rng = np.random.default_rng(seed)
     folder, other = (plans[int(number)] for number in rng.integers(len(plans), size=2))
-    begun = Begun(seed=7, workers=(1,) * len(folder.plan.asynchronous))
+    begun = StartPoint(seed=7, workers=(1,) * len(folder.plan.asynchronous))
     whole = drawn_variables(folder.plan, rng)
     saved = save(folder.plan, tmp_path / "kept", go_on(folder.plan, begun, rng), whole)
 

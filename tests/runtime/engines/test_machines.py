@@ -8,7 +8,7 @@ import pytest
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, encode_cluster
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.engines.allotted_nodes import HOST_FILES, allotted_nodes
-from partc.runtime.engines.joined import check_place, seen_by_others
+from partc.runtime.engines.external_launch import check_place, seen_by_others
 from partc.runtime.engines.machines import Machine, Machines, machines_of
 from partc.runtime.engines.place import Place, own_place
 from partc.runtime.errors import BadUsage

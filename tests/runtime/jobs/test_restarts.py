@@ -82,7 +82,11 @@ def test_who_asks_for_an_end_while_a_failure_is_looked_into_gets_no_restart(
 
     monkeypatch.setattr(launcher._Watch, "_verdict", judge_late)
     (tmp_path / "deadly.py").write_text(
-        "import os\ndef batches():\n    if os.environ['PMI_RANK'] == '1':\n        os.kill(os.getpid(), 15)\n"
+        "import os, time\n"
+        "def batches():\n"
+        "    if os.environ['PMI_RANK'] == '1':\n"
+        "        os.kill(os.getpid(), 15)\n"
+        "    time.sleep(30)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     folder = linear_all_reduce(tmp_path / "out", 2)

@@ -9,7 +9,7 @@ import pytest
 
 from partc.compiler.search.operators.exhaust import (
     AlikeStates,
-    Exhausted,
+    Exhaustion,
     check_states,
     exhaust,
     symmetries_of,
@@ -92,7 +92,7 @@ def test_it_may_be_ended() -> None:
 
     found = exhaust(of.tasks, some(of, 1), of.start, go_on=lambda: next(turns, False))
 
-    assert isinstance(found, Exhausted)
+    assert isinstance(found, Exhaustion)
     assert not found.is_proven
     assert found.step_s <= of.tasks.begin(of.start)  # type: ignore[operator]
 

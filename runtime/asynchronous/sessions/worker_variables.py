@@ -19,7 +19,7 @@ from partc.runtime.plan.variables import PlanVariable
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def kept_variables(plan: Plan) -> tuple[PlanVariable, ...]:
+def worker_variables(plan: Plan) -> tuple[PlanVariable, ...]:
     """Return the variables that no server has a part of."""
     servers = {rank.rank for rank in servers_of(plan)}
     owners = owners_of(plan)
@@ -30,7 +30,7 @@ def kept_variables(plan: Plan) -> tuple[PlanVariable, ...]:
     )
 
 
-def kept_arrays(
+def worker_arrays(
     variables: Sequence[PlanVariable], frames: Sequence[memoryview], sender: str
 ) -> dict[str, Array]:
     """Return what a worker sent of each variable that it keeps. Raises RankFailed."""
@@ -44,7 +44,7 @@ def kept_arrays(
     }
 
 
-def mean_of_kept(of_workers: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def mean_over_workers(of_workers: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Return what workers keep, put together."""
     return {name: _mean([values[name] for values in of_workers]) for name in (of_workers or [{}])[0]}
 

@@ -19,7 +19,7 @@ Kind = Literal["alike", "beside", "sum", "max", "min", "sizes", "coupled"]
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class BatchRelation:
     """How one tensor of the whole batch follows from the replicas'.
 
     `axis`, `outer`: where the samples lie, as in layouts.Split; `outer` is None where all entries along
@@ -42,14 +42,14 @@ class Joined:
         """Tell whether the sum of the replicas' tensors is the whole batch's."""
         return (self.kind == "sum" and self.power == 0) or (self.kind == "alike" and self.power == -1)
 
-    def with_power(self, power: int) -> "Joined":
+    def with_power(self, power: int) -> "BatchRelation":
         """Return the same with another power."""
         return replace(self, power=power)
 
 
-ALIKE = Joined("alike")
+ALIKE = BatchRelation("alike")
 
 
-def coupled(why: str) -> Joined:
+def coupled(why: str) -> BatchRelation:
     """Return what does not follow from the replicas' tensors."""
-    return Joined("coupled", why=why)
+    return BatchRelation("coupled", why=why)
