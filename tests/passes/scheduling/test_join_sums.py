@@ -1,6 +1,7 @@
 """Sums along two axes of a mesh: one message where nothing reads what lies between, and it takes less."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
+from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.meshes import Mesh, Meshes
-from partc.passes.lowering.lowered_graph import COMMUNICATION_DOMAIN, LoweredGraph, State
+from partc.passes.lowering.lowered_graph import COMMUNICATION_DOMAIN, LoweredGraph, RankConstant, State
 from partc.passes.scheduling.join_sums import join_sums
 from partc.passes.scheduling.schedule import Chunk, Item
 from partc.runtime.plan.program import Start
@@ -31,7 +33,8 @@ def node(op: str, output: str, *inputs: str, axes: tuple[int, ...] = (), **attri
 def graph(*nodes: gs.Node) -> LoweredGraph:
     sites = {n.name: "worker" for n in nodes if not n.domain}
     states = [State("W", "worker", "W", "W_next")]
-    return LoweredGraph(Meshes((MESH,)), list(nodes), sites, states=states)
+    outputs = [("loss", "loss", Layout("worker"))]
+    return LoweredGraph(Meshes((MESH,)), list(nodes), sites, states=states, outputs=outputs)
 
 
 def sums(lowered: LoweredGraph, seconds: Callable[[Item], float]) -> list[tuple[str, tuple[int, ...]]]:
@@ -46,6 +49,13 @@ def each(item: Item) -> float:
 def far_apart(item: Item) -> float:
     """Along rows there is nothing between the ranks; along both as much as along data alone, twice."""
     return 0.0 if isinstance(item, Chunk) else {ROWS: 0.0, DATA: 1.0}.get(item.nodes[0].attrs["axes"], 2.0)
+
+
+def dear(name: str, item: Item) -> float:
+    """Every message takes 1 s, but one that is joint 3.5 s."""
+    if isinstance(item, Chunk):
+        return 0.0
+    return 3.5 if (item.nodes[0].name, item.nodes[0].attrs["axes"]) == (name, (0, 1)) else 1.0
 
 
 BEFORE = node("ReduceSum", "m", "x")
@@ -78,14 +88,46 @@ def test_one_after_the_other_where_that_takes_less() -> None:
         (BEFORE, FIRST, node("Neg", "m1.sent", "m1"), LAST, READER),
         (BEFORE, node("AllReduce", "m1", "m", axes=MOMENTS), COPY, LAST, READER),
         (BEFORE, node("AllReduce", "W_next", "m", axes=ROWS), node("AllReduce", "m2", "W_next", axes=DATA)),
+        (BEFORE, node("AllReduce", "loss", "m", axes=ROWS), node("AllReduce", "m2", "loss", axes=DATA)),
+        (BEFORE, FIRST, COPY, node("AllReduce", "m2", "m1.sent", axes=DATA, rounds_to="bfloat16"), READER),
+        (BEFORE, FIRST, COPY, node("AllReduce", "m2", "m1.sent", axes=DATA, site="server"), READER),
     ],
-    ids=["reads", "reads the copy", "largest", "computes", "micro-batches", "is kept"],
+    ids=[
+        "reads",
+        "reads the copy",
+        "largest",
+        "computes",
+        "micro-batches",
+        "is kept",
+        "is an output",
+        "rounds",
+        "elsewhere",
+    ],
 )
 def test_what_lies_between_is_needed(nodes: tuple[gs.Node, ...]) -> None:
     lowered = graph(*nodes)
 
     assert len(sums(lowered, each)) == 2
     assert not lowered.has_grown
+
+
+def test_what_is_summed_last_may_stay_while_what_others_wait_for_is_joined() -> None:
+    """Such as gradients, whose last sum goes along with others."""
+    last = (node("AllReduce", "g1", "h", axes=ROWS), node("AllReduce", "g2", "g1", axes=DATA))
+    lowered = graph(*CHAIN[:-1], node("Mul", "h", "m2", "x"), *last, node("Sub", "W_next", "W", "g2"))
+
+    assert sums(lowered, partial(dear, "g2")) == [("m", (0, 1)), ("h", ROWS), ("g1", DATA)]
+
+
+def test_a_message_of_every_micro_batch_counts_as_often() -> None:
+    """Joint, one of each of two micro-batches takes 1 s less, and one of the whole batch 1.5 s more."""
+    each_time = (node("ReduceSum", "m", "x", "i"), *CHAIN[1:-1], node("AllReduce", "g", "m2", axes=MOMENTS))
+    once = (node("AllReduce", "c1", "c", axes=ROWS), node("AllReduce", "c2", "c1", axes=DATA))
+    behind = (node("Mul", "h", "g", "c2"), node("AllReduce", "z", "h", axes=ROWS))
+    lowered = graph(*each_time, *once, *behind, node("Sub", "W_next", "W", "z"))
+    lowered.constants["i"] = RankConstant("coordinate", axis=2)
+
+    assert sums(lowered, partial(dear, "c2"))[0] == ("m", (0, 1))
 
 
 def test_three_sums_of_one_value_are_one_message() -> None:
