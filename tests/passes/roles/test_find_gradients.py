@@ -144,18 +144,26 @@ def test_scatters_of_rows_become_one_scatter_of_indexed_slices() -> None:
 
 def test_rewriting_scatters_does_not_change_the_step() -> None:
     training = import_step(TABLE)
-    rng = np.random.default_rng(0)
-    feeds = {
-        "ids": rng.integers(0, 10, 6),
-        "more": rng.integers(0, 10, (2, 3)),
-        "t": rng.normal(size=(6, 4)).astype(np.float32),
-        "E": rng.normal(size=(10, 4)).astype(np.float32),
-    }
-    before = run(parse(TABLE), feeds)
+    before = run(parse(TABLE), table_feeds())
 
     find_gradients(training)
 
-    np.testing.assert_allclose(run(exported(training), feeds), before, rtol=1e-6)
+    np.testing.assert_allclose(run(exported(training), table_feeds()), before, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "zeros", ["Neg (none)", "Abs (none)", "Flatten (none)", "Slice (more_none, first, end)"]
+)
+def test_what_is_made_of_zeros_alone_is_zeros(zeros: str) -> None:
+    """A scatter of rows into it is the rows' sum."""
+    sizes = "int64[2] size = {10, 4}, int64[2] larger = {20, 4}, int64[1] first = {0}, int64[1] end = {10}"
+    made = f"none = ConstantOfShape (size)\n more_none = ConstantOfShape (larger)\n zeros = {zeros}"
+    text = TABLE.replace("int64[2] size = {10, 4}", sizes).replace("zeros = ConstantOfShape (size)", made)
+    training = import_step(text)
+    before = run(parse(text), table_feeds())
+
+    assert find_gradients(training)["E"].is_sparse
+    np.testing.assert_allclose(run(exported(training), table_feeds()), before, rtol=1e-6)
 
 
 def test_a_scatter_on_the_class_axis_is_no_row_gradient() -> None:
@@ -186,6 +194,16 @@ def test_without_a_loss_nothing_is_guessed() -> None:
 def combine_two_gradients(op: str) -> str:
     more = f"dW1 = MatMul (xt, d)\n both = {op} (dW, dW1)\n part = Mul (both, lr)"
     return SGD.replace("part = Mul (dW, lr)", more)
+
+
+def table_feeds() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "ids": rng.integers(0, 10, 6),
+        "more": rng.integers(0, 10, (2, 3)),
+        "t": rng.normal(size=(6, 4)).astype(np.float32),
+        "E": rng.normal(size=(10, 4)).astype(np.float32),
+    }
 
 
 def exported(training: TrainingGraph) -> onnx.ModelProto:
