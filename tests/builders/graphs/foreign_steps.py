@@ -6,12 +6,14 @@ from partc.compiler.importing.import_training import read_training_graph
 from partc.compiler.options import GraphOptions
 from partc.passes.graph.training_graph import TrainingGraph
 
-# A linear layer, its gradient dW and the loss; what follows is the update.
-LINEAR = """
+# A linear layer and the loss, then its gradient dW; what follows is the update.
+FORWARD = """
     y = MatMul (x, W)
     d = Sub (y, t)
     sq = Mul (d, d)
     loss = ReduceMean <keepdims = 0> (sq)
+"""
+LINEAR = f"""{FORWARD}
     xt = Transpose <perm = [1, 0]> (x)
     dy = Mul (d, scale)
     dW = MatMul (xt, dy)
@@ -31,11 +33,7 @@ ADAM = f"""
 step ({LINEAR_HEAD}, float[4,3] m, float[4,3] v, int64 count)
     => (float loss, float[4,3] W_next, float[4,3] m_next, float[4,3] v_next, int64 count_next)
 <{LINEAR_CONSTANTS}, float a = {{0.9}}, float b = {{0.99}}, float ra = {{0.1}}, float rb = {{0.01}},
- float eps = {{1e-8}}, int64 one = {{1}}> {{
-    y = MatMul (x, W)
-    d = Sub (y, t)
-    sq = Mul (d, d)
-    loss = ReduceMean <keepdims = 0> (sq)
+ float eps = {{1e-8}}, int64 one = {{1}}> {{ {FORWARD}
     dt = Transpose <perm = [1, 0]> (d)
     summed = MatMul (dt, x)
     dW = Transpose <perm = [1, 0]> (summed)
@@ -58,18 +56,11 @@ step ({LINEAR_HEAD}, float[4,3] m, float[4,3] v, int64 count)
 """
 
 # Adafactor: rows and columns of the clipped gradient's squares, whose product is the second moment.
-ADAFACTOR = """
-step (float[8,4] x, float[8,3] t, float[4,3] W, float[4] rows, float[3] columns)
+ADAFACTOR = f"""
+step ({LINEAR_HEAD}, float[4] rows, float[3] columns)
     => (float loss, float[4,3] W_next, float[4] rows_next, float[3] columns_next)
-<float scale = {0.0833333}, float lr = {0.1}, float kept = {0.9}, float new = {0.1}, float eps = {1e-3},
- float limit = {0.05}, float lowest = {-0.05}, int64[1] zero = {0}, int64[1] one = {1}> {
-    y = MatMul (x, W)
-    d = Sub (y, t)
-    sq = Mul (d, d)
-    loss = ReduceMean <keepdims = 0> (sq)
-    xt = Transpose <perm = [1, 0]> (x)
-    dy = Mul (d, scale)
-    dW = MatMul (xt, dy)
+<{LINEAR_CONSTANTS}, float kept = {{0.9}}, float new = {{0.1}}, float eps = {{1e-3}},
+ float limit = {{0.05}}, float lowest = {{-0.05}}, int64[1] zero = {{0}}, int64[1] one = {{1}}> {{ {LINEAR}
     lower = Min (dW, limit)
     g = Max (lower, lowest)
     g_squared = Mul (g, g)
@@ -91,7 +82,7 @@ step (float[8,4] x, float[8,3] t, float[4,3] W, float[4] rows, float[3] columns)
     ratio = Div (g, root)
     part = Mul (ratio, lr)
     W_next = Sub (W, part)
-}
+}}
 """
 
 # Two parameters clipped by their global norm, a moving average of data, and a state carried on.

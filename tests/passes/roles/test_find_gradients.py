@@ -12,6 +12,7 @@ from tests.builders.graphs.foreign_steps import (
     ADAM,
     CLIPPED,
     COUNTED,
+    FORWARD,
     LINEAR,
     LINEAR_CONSTANTS,
     LINEAR_HEAD,
@@ -39,17 +40,13 @@ def test_moments_by_row_and_by_column_lie_behind_the_gradient() -> None:
 
 
 # The gradient of a direction and of its length, W = length direction / |direction|, by that of W.
-NORMED = """
+NORMED = f"""
 step (float[8,4] x, float[8,3] t, float[4,3] V, float[1,3] length)
     => (float loss, float[4,3] V_next, float[1,3] length_next)
-<float lr = {0.1}, int64[1] zero = {0}> {
+<float lr = {{0.1}}, int64[1] zero = {{0}}> {{
     norm = ReduceL2 (V, zero)
     unit = Div (V, norm)
-    W = Mul (unit, length)
-    y = MatMul (x, W)
-    d = Sub (y, t)
-    sq = Mul (d, d)
-    loss = ReduceMean <keepdims = 0> (sq)
+    W = Mul (unit, length) {FORWARD}
     xt = Transpose <perm = [1, 0]> (x)
     dW = MatMul (xt, d)
     along = Mul (dW, unit)
@@ -60,7 +57,7 @@ step (float[8,4] x, float[8,3] t, float[4,3] V, float[1,3] length)
     tangent = Sub (dW, radial)
     scaled = Mul (tangent, lr)
     V_next = Sub (V, scaled)
-}
+}}
 """
 
 
