@@ -12,11 +12,11 @@ from partc.cost.assignment.partitions import PartitionSearch
 from partc.cost.assignment.search_strategy import Tried
 from partc.cost.assignment.synchronisation import StrategyCosts
 from partc.cost.cluster.cluster import Cluster, ranks_of, view_of_session
-from partc.cost.comparison import WhatIf
 from partc.cost.simulation.memory import DeviceMemory
 from partc.cost.simulation.timeline import Timeline
 from partc.cost.sparsity import Sparsity
 from partc.cost.strategy import Strategy, SyncFacts
+from partc.cost.what_if import WhatIf
 from partc.passes.analysis import Analysis
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph

@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.comparison import Comparison, WhatIf
+from partc.cost.comparison import Comparison
 from partc.cost.step_account import MeasuredRun
 from partc.cost.strategy import Strategy
+from partc.cost.what_if import WhatIf
 from partc.runtime.plan.program import Plan
 
 SCHEMAS: dict[str, type[msgspec.Struct]] = {

@@ -20,8 +20,8 @@ from partc.compiler.report.measure_traffic import LaneLoad, host_traffic, lane_l
 from partc.compiler.report.units import count, percent, seconds, size
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_predicted_trace
 from partc.cost.cluster.cluster import Cluster, ranks_of, read_any_cluster, view_of_session
-from partc.cost.comparison import PricedStep
 from partc.cost.simulation.timeline import NOTHING_MEASURED, Measured, Timeline, simulate
+from partc.cost.what_if import PricedStep
 from partc.runtime.errors import BadCluster
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Plan

@@ -21,7 +21,7 @@ from partc.cost.cluster.vary_cluster import (
     with_profile,
     with_threads,
 )
-from partc.cost.comparison import Dimension
+from partc.cost.what_if import Dimension
 from partc.passes.graph.training_graph import TrainingGraph
 
 FACTORS = (0.1, 10.0, 0.5, 2.0)

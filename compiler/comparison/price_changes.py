@@ -21,9 +21,9 @@ from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.methods import NAMES
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.cost.cluster.cluster import Cluster, ranks_of
-from partc.cost.comparison import WHAT_IF_FORMAT, PricedChange, PricedStep, WhatIf
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import Measured
+from partc.cost.what_if import WHAT_IF_FORMAT, PricedChange, PricedStep, WhatIf
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import InputError, NoPlacement
 from partc.runtime.log import silent_log

@@ -10,7 +10,7 @@ from multiprocessing.sharedctypes import Synchronized
 
 import msgspec
 
-from partc.cost.comparison import PricedChange
+from partc.cost.what_if import PricedChange
 
 MOST_PROCESSES = 4  # each has the graph, and a plan, in memory
 

@@ -2,9 +2,9 @@
 
 from partc.compiler.report.measure_traffic import lane_loads, lane_name
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.comparison import PricedStep
 from partc.cost.simulation.memory import memory_of
 from partc.cost.simulation.timeline import NOTHING_MEASURED, Measured, Timeline, simulate
+from partc.cost.what_if import PricedStep
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.plan.program import Plan
 

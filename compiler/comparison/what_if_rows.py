@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partc.compiler.report.units import count, percent, plural, seconds, size, with_arrow
-from partc.cost.comparison import Dimension, PricedChange, PricedStep, WhatIf
+from partc.cost.what_if import Dimension, PricedChange, PricedStep, WhatIf
 
 TITLES: dict[Dimension, str] = {
     "strategy": "Strategy",

@@ -1,6 +1,6 @@
 """The answers of commands that make, price and check plans. Times are in seconds, sizes in bytes."""
 
-from partc.cost.comparison import PricedStep, WhatIf
+from partc.cost.what_if import PricedStep, WhatIf
 from partc.runtime.plan.record import Record
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from partc.cost.new_solver import new_solver
+from partc.cost.placement.latency.anneal_schedule import anneal_schedule
 from partc.cost.placement.latency.schedule import (
     Schedule,
-    anneal_schedule,
     makespan,
     path_bound,
     run_in_order,

@@ -12,7 +12,7 @@ from partc.compiler.options import Options
 from partc.cost.cluster.cluster import encode_cluster, read_cluster
 from partc.cost.cluster.machines import Link
 from partc.cost.cluster.vary_cluster import with_hosts
-from partc.cost.comparison import PricedChange, WhatIf
+from partc.cost.what_if import PricedChange, WhatIf
 from partc.runtime.plan.plan_folder import read_plan_folder
 from tests.builders.plans.wide_mlp import wide_mlp
 from tests.checks.command_line import CLUSTER, done, refused

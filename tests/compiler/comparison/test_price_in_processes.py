@@ -14,7 +14,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.cost.cluster.cluster import read_cluster
-from partc.cost.comparison import PricedChange
+from partc.cost.what_if import PricedChange
 from tests.builders.plans.wide_mlp import wide_mlp
 from tests.checks.command_line import CLUSTER
 

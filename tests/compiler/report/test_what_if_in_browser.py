@@ -15,8 +15,8 @@ from partc.compiler.output.write_measured import write_measured
 from partc.compiler.pipeline import COMPILE, run, write_plan
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import read_cluster
-from partc.cost.comparison import WHAT_IF_FORMAT, PricedChange, PricedStep, WhatIf
 from partc.cost.simulation.instruction_times import time_instructions
+from partc.cost.what_if import WHAT_IF_FORMAT, PricedChange, PricedStep, WhatIf
 from partc.runtime.execution.recorder import RankTimes
 from partc.runtime.plan.plan_folder import read_plan_folder
 from tests.builders.plans.wide_mlp import wide_mlp
