@@ -17,7 +17,8 @@ from partc.runtime.data.batches import join_shares
 from partc.runtime.data.sharded import Batch, ShardedData
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.execution.recorder import TracedSteps
-from partc.runtime.interactive.stepper import ReplicaFeeds, Stepper
+from partc.runtime.interactive.share_feeds import ReplicaFeeds
+from partc.runtime.interactive.stepper import Stepper
 from partc.runtime.jobs.job import Checkpoints
 from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.jobs.runner import Runner

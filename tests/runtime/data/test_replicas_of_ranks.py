@@ -9,7 +9,7 @@ import pytest
 from partc.runtime.data.feeds import open_source
 from partc.runtime.data.sharded import ShardedSource
 from partc.runtime.data.step_draws import draw_share, draw_total
-from partc.runtime.interactive.stepper import share_feeds
+from partc.runtime.interactive.share_feeds import share_feeds
 from partc.runtime.plan.members import leaders_of, shard_values
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput, DrawnInput, ShardInput, Uniform
