@@ -73,6 +73,13 @@ def test_what_no_route_crosses_stays() -> None:
     assert found.hosts == cluster.hosts
 
 
+def test_a_burst_that_is_seen_leaves_the_rate_as_it_is() -> None:
+    burst, rate = 256_000, 12.5e6
+    samples = [(n, 5e-6 + max(n / 8e9, (n - burst) / rate)) for n in MESSAGE_BYTES]
+
+    assert fit_line(samples).bytes_per_s == pytest.approx(rate, rel=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_burst_of_a_traffic_shaper_is_no_rate(seed: int) -> None:
     rng = np.random.default_rng(seed)
