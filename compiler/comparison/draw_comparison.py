@@ -7,7 +7,7 @@ from rich.table import Table
 
 from partc.compiler.comparison.difference_rows import difference_rows, signed, sum_row, total_row
 from partc.compiler.report.page import render_part
-from partc.compiler.report.units import count, seconds, shorten, size, with_arrow
+from partc.compiler.report.units import count, first_words, seconds, shorten, size, with_arrow
 from partc.cost.comparison import Amount, ComparedSide, Comparison, Moved
 
 MOST_ROWS = 16
@@ -87,9 +87,7 @@ def _differences(comparison: Comparison) -> ComparedTable:
 
 
 def _named(entry: Moved) -> str:
-    names = ", ".join(shorten(name, NAME_CHARACTERS) for name in entry.names[:MOST_NAMES])
-    more = len(entry.names) - MOST_NAMES
-    return f"{names} and {more} more" if more > 0 else names
+    return first_words([shorten(name, NAME_CHARACTERS) for name in entry.names], MOST_NAMES)
 
 
 def _differs(amount: Amount) -> bool:

@@ -19,6 +19,7 @@ import onnx
 
 from partc.compiler.output.title_segments import KEY, SegmentTitle
 from partc.compiler.planning.describe_ranks import ranks_at_sites
+from partc.compiler.report.units import first_words
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Replicate
 from partc.passes.layouts.meshes import Mesh, Meshes
@@ -78,14 +79,9 @@ def annotate(
 
 def _documentation(before: str, devices: Sequence[str]) -> str:
     """Return a model's documentation with a sentence on what partc says in it, once."""
-    named = _some([f"{rank} {device}" for rank, device in enumerate(devices)])
+    named = first_words([f"{rank} {device}" for rank, device in enumerate(devices)], MOST_DEVICES)
     own = f"{DOC}every node's metadata has its segments, ranks and devices. Ranks: {named}."
     return "\n\n".join(filter(None, (before.partition(DOC)[0].rstrip(), own)))
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - MOST_DEVICES
-    return ", ".join(names[:MOST_DEVICES]) + (f" and {more} more" if more > 0 else "")
 
 
 def is_pipeline(meshes: Meshes) -> bool:
@@ -102,7 +98,7 @@ def _tell_segments(node: onnx.NodeProto, titles: Sequence[SegmentTitle], devices
         node.metadata_props.add(key=f"{KEY}segment", value=",".join(title.name for title in titles))
         ranks = dict.fromkeys(title.metadata["ranks"] for title in titles)
         node.metadata_props.add(key=f"{KEY}ranks", value=",".join(ranks))
-        node.metadata_props.add(key=f"{KEY}devices", value=_some(devices))
+        node.metadata_props.add(key=f"{KEY}devices", value=first_words(devices, MOST_DEVICES))
 
 
 def _specs(

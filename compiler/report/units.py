@@ -83,6 +83,12 @@ def join_words(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def first_words(words: Sequence[str], most: int) -> str:
+    """List words, the first `most` of many: a, b and 3 more."""
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def _with_prefix(value: float, unit: str) -> str:
     for factor, prefix in _PREFIXES:
         if value >= factor * 0.9995:

@@ -14,6 +14,7 @@ import onnx
 
 from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict, constant, trained
 from partc.compiler.differentiation.parameters.exporter_facts import FOLDED_BY_TORCHSCRIPT
+from partc.compiler.report.units import first_words
 from partc.passes.graph.operation_builder import RANDOM_OPS
 from partc.runtime.errors import BadUsage
 
@@ -79,7 +80,7 @@ class ParameterChoice:
             constants = [name for name in matching_names if decisions[name].verdict is Verdict.CONSTANT]
             if pattern not in decisions and matching_names == constants:
                 raise BadUsage(
-                    f"{pattern!r} fits constants alone: {_join_names(constants)}",
+                    f"{pattern!r} fits constants alone: {first_words(constants, MAX_NAMES)}",
                     at=f"--train: {decisions[constants[0]].reason}",
                     fix=f"train one by its full name, as --train {quote(pattern_of(constants[0]))}",
                 )
@@ -135,7 +136,7 @@ def _refusal(waiting: Mapping[str, ParameterDecision], others: Collection[str]) 
     for name, decision in waiting.items():
         origin = f" (of {decision.source})" if decision.source else ""
         by_reason.setdefault(decision.reason, []).append(name + origin)
-    groups = [f"{reason}: {_join_names(names)}" for reason, names in by_reason.items()]
+    groups = [f"{reason}: {first_words(names, MAX_NAMES)}" for reason, names in by_reason.items()]
     frozen = quote(",".join(patterns_for(waiting, others)))
     fix = f"--freeze {frozen} keeps all as they are, --train '*' trains all, both together choose among them"
     if any(decision.source for decision in waiting.values()):
@@ -148,8 +149,3 @@ def _refusal(waiting: Mapping[str, ParameterDecision], others: Collection[str]) 
         at="\n       ".join(groups),
         fix=fix,
     )
-
-
-def _join_names(names: Sequence[str]) -> str:
-    rest = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

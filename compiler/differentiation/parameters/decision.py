@@ -1,11 +1,11 @@
 """What is decided about each float tensor of a forward graph and why, and what a user is told of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from partc.compiler.differentiation.tensor_types import Types, element_count
-from partc.compiler.report.units import count, plural, size
+from partc.compiler.report.units import count, first_words, plural, size
 
 
 class Verdict(Enum):
@@ -56,7 +56,8 @@ def describe_choice(types: Types, decisions: Mapping[str, ParameterDecision]) ->
         total = f"{plural(len(matching), noun)}, {plural(sum(sizes), 'element')}, {size(stored_bytes)}"
         lines.append(f"{verdict.value}: {total}")
         lines += [
-            f"  {count(len(names))} {reason}: {_join_names(names)}" for reason, names in _groups(matching)
+            f"  {count(len(names))} {reason}: {first_words(names, MAX_NAMES)}"
+            for reason, names in _groups(matching)
         ]
     return [line.translate(PLAIN) for line in lines]
 
@@ -74,9 +75,3 @@ def _with_source(name: str, decision: ParameterDecision) -> str:
 
 def _elements(types: Types, name: str) -> int:
     return element_count(n if isinstance(n, int) else 0 for n in types[name].shape or ())
-
-
-def _join_names(names: Iterable[str]) -> str:
-    sequence: Sequence[str] = list(names)
-    rest = len(sequence) - MAX_NAMES
-    return ", ".join(sequence[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
