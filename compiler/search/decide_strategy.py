@@ -263,14 +263,17 @@ def _price_promising(
             if name in ahead:
                 priced = ahead.pop(name).result().priced
             else:
+                processes.close()  # what is not asked for any more
                 following = copy(choice).following(least_s) if is_forked else None
-                if following is not None:
-                    job = partial(_found, price, following)
-                    ahead = {following: processes.enter_context(Ahead(job, _Found))}
+                ahead = {} if following is None else {following: _price_ahead(price, following, processes)}
                 priced = price(name, name)
             if priced is not None:
                 least_s = min(least_s, priced.step_s)
                 yield priced
+
+
+def _price_ahead(price: WholeSteps, name: str, processes: ExitStack) -> Ahead[_Found]:
+    return processes.enter_context(Ahead(partial(_found, price, name), _Found))
 
 
 def _found(price: WholeSteps, name: str) -> _Found:
