@@ -175,13 +175,16 @@ def _in_order(
     """
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
-    shapes, limit_bytes = whole_shapes(analysis.facts, lowered), bucket_bytes(cluster)
-    prices = MessagePrices(lowered, cluster, _slowest_link(cluster))
-    join_sums(lowered, lambda way: bucket_communications(way, shapes, rows, limit_bytes), position_of, prices)
-    in_buckets = partial(bucket_communications, lowered, shapes, rows, limit_bytes)
+    in_buckets = partial(
+        bucket_communications,
+        whole_shapes=whole_shapes(analysis.facts, lowered),
+        owned_rows=rows,
+        limit_bytes=bucket_bytes(cluster),
+    )
+    join_sums(lowered, in_buckets, position_of, MessagePrices(lowered, cluster, _slowest_link(cluster)))
     has_times = len(lowered.meshes.each) > 1 and find_repeated(lowered).count == 1
-    buckets = in_buckets()
-    timed = in_buckets(slots=ready_slots(lowered, position_of, seconds)) if has_times else {}
+    buckets = in_buckets(lowered)
+    timed = in_buckets(lowered, slots=ready_slots(lowered, position_of, seconds)) if has_times else {}
     position_of |= divide_pieces(lowered, _divided_pieces(buckets), position_of)
     if has_times:
         position_of = lead_first(lowered, position_of)

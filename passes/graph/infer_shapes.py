@@ -34,23 +34,30 @@ def infer_shapes(
     model: onnx.ModelProto, *, strict_mode: bool = False, data_prop: bool = False
 ) -> onnx.ModelProto:
     """Return the model with the types that ONNX infers. Raises BadModel where they do not fit together."""
-    infer = onnx.shape_inference.infer_shapes
     try:
         with limited_memory(model):
-            if not (strict_mode and data_prop):
-                return infer(model, strict_mode=strict_mode, data_prop=data_prop)
-            try:
-                return infer(model, strict_mode=True, data_prop=True)
-            except onnx.shape_inference.InferenceError:
-                # It takes any two vectors behind Unsqueeze for shapes, and their product for a misfit: types
-                # decide, with those that values gave.
-                return infer(infer(model, data_prop=True), strict_mode=True)
+            if strict_mode and data_prop:
+                return _infer_with_values(model)
+            return onnx.shape_inference.infer_shapes(model, strict_mode=strict_mode, data_prop=data_prop)
     except Exception as error:  # C++ that raises more than its InferenceError
         raise BadModel(
             f"shapes do not fit: {str(error).strip() or type(error).__name__}",
             at="shape inference",
             fix="mend the node that is named, or the shape declared for its output",
         ) from error
+
+
+def _infer_with_values(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Infer strictly, and propagate values.
+
+    ONNX takes any two vectors behind Unsqueeze for shapes, and their product for a misfit: types decide then,
+    with those that values gave.
+    """
+    infer = onnx.shape_inference.infer_shapes
+    try:
+        return infer(model, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        return infer(infer(model, data_prop=True), strict_mode=True)
 
 
 def try_inference(model: onnx.ModelProto) -> None:

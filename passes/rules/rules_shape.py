@@ -237,7 +237,7 @@ def along(axes_of: Axes, linear: bool = True) -> Rule:
             tuple(outputs),
             sizes,
             ((0,),) if linear else (),
-            frozenset({0}) if linear else frozenset(),
+            LINEAR_IN_FIRST if linear else frozenset(),
             whole=whole,
         )
 
@@ -260,4 +260,4 @@ def reverse_sequence(node: gs.Node, facts: Facts) -> ShardingRule:
     dims, sizes = named("d", shape)
     time, batch = node.attrs.get("time_axis", 0), node.attrs.get("batch_axis", 1)
     inputs = (dims, (dims[batch],))
-    return ShardingRule(inputs, (dims,), sizes, ((0,),), frozenset({0}), whole=frozenset({f"d{time}"}))
+    return ShardingRule(inputs, (dims,), sizes, ((0,),), LINEAR_IN_FIRST, whole=frozenset({f"d{time}"}))

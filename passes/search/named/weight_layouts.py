@@ -55,18 +55,19 @@ def sent_along(graph: LaidOutGraph, order: NodeOrder, axis: int) -> dict[str, in
     partial: list[str] = []
     for name, layout in graph.layouts.items():
         native = layout.along(axis)
-        if isinstance(native, Partial):
-            partial.append(name)
-        elif not isinstance(native, Split):
+        if not isinstance(native, Split | Partial):
             continue
-        for place, number in order.readers.get(name, ()):
-            node = order.nodes[place]
-            wanted = graph.decisions[node.name].inputs[number].along(axis)
-            if node.op in SIZES:
-                continue
-            if isinstance(native, Split) and wanted != native:
-                gathered.add(name)
-            elif isinstance(native, Partial) and isinstance(wanted, Split):
+        reads = ((order.nodes[place], number) for place, number in order.readers.get(name, ()))
+        wanted = (
+            graph.decisions[node.name].inputs[number].along(axis)
+            for node, number in reads
+            if node.op not in SIZES
+        )
+        if isinstance(native, Split) and any(placement != native for placement in wanted):
+            gathered.add(name)
+        elif isinstance(native, Partial):
+            partial.append(name)
+            if any(isinstance(placement, Split) for placement in wanted):
                 scattered.add(name)
     around = order.around(partial)
     summed = set(summed_along(graph, axis, around=around))
