@@ -43,8 +43,11 @@ LOSSES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Decided:
-    """What `auto` took. `seconds`: by the clock; `processor_s`: of this process and those that it began;
-    `data_s`, `name_s`, `taken_s`: simulated steps."""
+    """What `auto` took.
+
+    seconds, processor_s     by the clock; of the processors, of this process and those that it began
+    data_s, name_s, taken_s  simulated steps
+    """
 
     model: str
     nodes: int

@@ -176,7 +176,10 @@ def _check_gradients(plan: Plan, bindings: Bindings, model_path: Path) -> None:
 
 
 class RowsOfBatch:
-    """Finds them, by replica in the first half of the graph, of all replicas together in the second."""
+    """Finds the rows of large tables that a step touches, on the samples of all replicas.
+
+    Indices before the gradients are found replica by replica, those behind them of all replicas together.
+    """
 
     def __init__(self, model: onnx.ModelProto, tables: Uses, split: SplitStep, plan: Plan) -> None:
         self._tables, self._split = tables, split

@@ -119,8 +119,10 @@ def _write_after(plan: Plan, folder: Path, step: int) -> None:
 def merge_variables(
     plan: Plan, of_servers: Mapping[int, Mapping[str, Array]], of_workers: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """Return every variable, whole. `of_servers`: rank -> value name -> what it owns;
-    `of_workers`: variable name -> what workers hold of their own."""
+    """Return every variable, whole.
+
+    `of_servers`: rank -> value name -> what it owns; `of_workers`: variable name -> what workers hold of it.
+    """
     servers = {rank.rank for rank in servers_of(plan)}
     variables = {variable.name: variable for variable in plan.variables}
     merged: dict[str, Array] = {}

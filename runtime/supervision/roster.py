@@ -223,12 +223,12 @@ class Roster:
         lines = [f"{who}: not heard {limits}" for who in self._by_host(new, quiet_s)]
         return lines + [f"{who}: heard again" for who in self._by_host(over, quiet_s)]
 
-    def _by_host(self, names: set[str], limits: Iterable[str]) -> Iterator[str]:
-        """Yield hosts, all of whose members these are, and the other members with their hosts."""
-        members: dict[str, list[str]] = {}
-        for name in limits:
-            members.setdefault(self._members[name].host, []).append(name)
-        for host, there in members.items():
+    def _by_host(self, names: set[str], members: Iterable[str]) -> Iterator[str]:
+        """Yield hosts, all of whose `members` are among the names, and the other names with their hosts."""
+        by_host: dict[str, list[str]] = {}
+        for name in members:
+            by_host.setdefault(self._members[name].host, []).append(name)
+        for host, there in by_host.items():
             these = [name for name in there if name in names]
             if these:
                 yield (

@@ -139,11 +139,11 @@ def _complete(best: _Best, groups: Groups, thin: Groups, chain: Chain, end_s: fl
         if best.is_within(Fraction(1, 2000)) or time.monotonic() > end_s:
             return
         moves = min(MOVES, MOVES_PER_GROUP * groups.count)
-        placement, value = annealer.run(
+        devices, value = annealer.run(
             start, moves=moves, seed=seed + round_, order=order, hot=1e-2, cold=1e-5
         )
         if np.isfinite(value):
-            best.offer(groups.placement(placement))
+            best.offer(groups.placement(devices))
 
 
 def _device_order(problem: Problem, chain: Chain) -> list[int]:

@@ -86,10 +86,10 @@ def _anneal(state: _State, deadline_s: float, seed: int) -> None:
         hot, shrink = RECIPES[round_ % len(RECIPES)]
         start = _start(state, groups, random if round_ % 3 == 2 else None)
         moves = min(MOVES, MOVES_PER_GROUP * groups.count)
-        placement, value = annealer.run(
+        devices, value = annealer.run(
             start, moves=moves, seed=seed + round_, hot=hot, cold=1e-4, shrink=shrink
         )
-        better = np.isfinite(value) and state.offer(groups.placement(placement))
+        better = np.isfinite(value) and state.offer(groups.placement(devices))
         stale = 0 if better else stale + 1
         round_ += 1
 
@@ -161,11 +161,11 @@ def _round(state: _State, attempt: Attempt, end_s: float, seed: int) -> None:
             [taken.get(m[0], int(o)) for m, o in zip(groups.members, others, strict=True)], np.int64
         )
         moves = min(MOVES, MOVES_PER_GROUP * groups.count)
-        placement, value = annealer.run(
+        devices, value = annealer.run(
             start, moves=moves, seed=seed + round_, hot=1e-2, cold=1e-4, shrink=0.97
         )
         if np.isfinite(value):
-            state.offer(groups.placement(placement))
+            state.offer(groups.placement(devices))
 
 
 def _next_load(proven: Fraction, failed: Fraction, value: Fraction, certified: bool) -> Fraction | None:

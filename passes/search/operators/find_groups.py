@@ -83,21 +83,21 @@ def _is_head(rule: ShardingRule | None, parameters: Collection[str]) -> bool:
 def _count_light(nodes: Sequence[gs.Node], heads: Sequence[int]) -> dict[int, int]:
     """Return how many nodes join each head: the last that they follow, else the first that they lead to."""
     group = {place: place for place in heads}
-    depth_ahead: dict[str, int] = {}
+    head_before: dict[str, int] = {}
     for place, node in enumerate(nodes):
-        before = [depth_ahead[tensor.name] for tensor in node.inputs if tensor.name in depth_ahead]
+        before = [head_before[tensor.name] for tensor in node.inputs if tensor.name in head_before]
         if place not in group and before:
             group[place] = max(before)
         if place in group:
-            depth_ahead.update((tensor.name, group[place]) for tensor in node.outputs)
-    depth_behind: dict[str, int] = {}
+            head_before.update((tensor.name, group[place]) for tensor in node.outputs)
+    head_behind: dict[str, int] = {}
     for place in reversed(range(len(nodes))):
-        after = [depth_behind[tensor.name] for tensor in nodes[place].outputs if tensor.name in depth_behind]
+        after = [head_behind[tensor.name] for tensor in nodes[place].outputs if tensor.name in head_behind]
         if place not in group and after:
             group[place] = min(after)
         if place in group:
             for tensor in nodes[place].inputs:
-                depth_behind[tensor.name] = min(group[place], depth_behind.get(tensor.name, group[place]))
+                head_behind[tensor.name] = min(group[place], head_behind.get(tensor.name, group[place]))
     counted = dict.fromkeys(heads, 0)
     for place, head in group.items():
         counted[head] += place != head
