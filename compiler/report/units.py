@@ -84,7 +84,7 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def first_words(words: Sequence[str], most: int) -> str:
-    """List words, the first `most` of many: a, b and 3 more."""
+    """List words, of more than `most` the first ones: a, b and 2 more."""
     more = len(words) - most
     return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
 

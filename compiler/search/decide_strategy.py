@@ -88,10 +88,11 @@ def _decide(
     with ExitStack() as processes:
         try:
             run(phases[:cut], compilation)
-            if not compilation.analysis.per_replica and compilation.workers > 1:
+            has_names = not compilation.analysis.per_replica and compilation.workers > 1
+            if has_names:
                 estimates = _begin_estimates(compilation, processes)
             run((CHOICE,), compilation)
-            if compilation.analysis.per_replica or compilation.workers == 1:
+            if not has_names:
                 run(phases[cut + 1 :], compilation)
                 return compilation
             compilation.compared = _data_parallel(compilation)

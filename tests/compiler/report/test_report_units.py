@@ -32,6 +32,11 @@ def test_ranges_shorten_runs() -> None:
     assert units.some_ranges(range(0, 48, 6), 2) == "0, 6, …"
 
 
+def test_of_many_words_the_first_are_listed() -> None:
+    assert units.first_words(["a", "b"], 2) == "a, b"
+    assert units.first_words(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+
+
 def test_small_shares_keep_two_digits() -> None:
     assert [plain(units.percent(share)) for share in (0.0, 0.0032, 0.02, 0.5)] == [
         "0 %",
