@@ -54,7 +54,7 @@ def compile_command(
     together: arguments.SearchTogether = None,
     profile: arguments.ProfileFile = None,
     batch: arguments.BatchReadingName = None,
-    state: StateArgument = "",
+    state: StateArgument = [],
     sample_axis: AxesArgument = [],
     loss: LossArgument = "",
     initial: InitialArgument = None,

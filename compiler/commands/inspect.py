@@ -34,7 +34,7 @@ EPILOG = "Example: partc inspect train.onnx"
 
 def inspect_command(
     train: TrainArgument,
-    state: StateArgument = "",
+    state: StateArgument = [],
     sample_axis: AxesArgument = [],
     loss: LossArgument = "",
     initial: InitialArgument = None,

@@ -65,7 +65,7 @@ def profile_command(
         str, typer.Option(help="How long to measure, such as 60s or 5min.", rich_help_panel=panels.STRATEGY)
     ] = BUDGET,
     batch: arguments.BatchReadingName = None,
-    state: StateArgument = "",
+    state: StateArgument = [],
     sample_axis: AxesArgument = [],
     loss: LossArgument = "",
     initial: InitialArgument = None,

@@ -43,7 +43,7 @@ def search_command(
     together: arguments.SearchTogether = None,
     profile: arguments.ProfileFile = None,
     batch: arguments.BatchReadingName = None,
-    state: StateArgument = "",
+    state: StateArgument = [],
     sample_axis: AxesArgument = [],
     loss: LossArgument = "",
     initial: InitialArgument = None,

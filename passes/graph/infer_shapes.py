@@ -1,7 +1,8 @@
 """ONNX's own shape inference, in no more memory than a model of its size needs.
 
-It propagates small values, and measures none of them before: of `Range (0, 2**40, 1)` it would make 2**40,
-and where memory is refused some of its C++ crashes. So a model from outside is first tried in a child.
+It propagates values that may be sizes, and measures none of them before: of `Range (0, 2**40, 1)` it would
+make 2**40, and where memory is refused some of its C++ crashes. So a model from outside is first tried in a
+child. Any vector may be sizes to it, entry by entry: nodes that read one too long for that are kept from it.
 
 Graphs that read nothing are run: what a compiler may know of a step before it runs.
 """
@@ -27,6 +28,8 @@ NODE_BYTES = 1 << 16  # and for each node: it has taken up to 53 kB,
 MOST_ROOM_BYTES = 1 << 32  # but no more than this
 MOST_COPIES = 8
 MOST_S = 60.0
+LONGEST_SIZES = 1 << 10  # entries that a vector of sizes may have
+_NOT_SIZES = "not.sizes"  # the domain of nodes meanwhile, of which inference knows nothing
 _POLL_S = 1e-3
 
 
@@ -37,8 +40,10 @@ def infer_shapes(
     try:
         with limited_memory(model):
             if strict_mode and data_prop:
-                return _infer_with_values(model)
-            return onnx.shape_inference.infer_shapes(model, strict_mode=strict_mode, data_prop=data_prop)
+                return _propagate_strictly(model)
+            if data_prop:
+                return _propagate_sizes(model)
+            return onnx.shape_inference.infer_shapes(model, strict_mode=strict_mode)
     except Exception as error:  # C++ that raises more than its InferenceError
         raise BadModel(
             f"shapes do not fit: {str(error).strip() or type(error).__name__}",
@@ -47,17 +52,42 @@ def infer_shapes(
         ) from error
 
 
-def _infer_with_values(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Infer strictly, and propagate values.
+def _propagate_sizes(model: onnx.ModelProto, strict_mode: bool = False) -> onnx.ModelProto:
+    """Infer with values, but for those of long vectors whose readers' types are known without."""
+    typed = onnx.shape_inference.infer_shapes(model, strict_mode=strict_mode)
+    domains = _readers_of_vectors(typed.graph)
+    for place in domains:
+        typed.graph.node[place].domain = _NOT_SIZES
+    typed.opset_import.append(onnx.helper.make_opsetid(_NOT_SIZES, 1))
+    inferred = onnx.shape_inference.infer_shapes(typed, strict_mode=strict_mode, data_prop=True)
+    for place, domain in domains.items():
+        inferred.graph.node[place].domain = domain
+    del inferred.opset_import[-1]
+    return inferred
 
-    ONNX takes any two vectors behind Unsqueeze for shapes, and their product for a misfit: types decide then,
-    with those that values gave.
+
+def _propagate_strictly(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Infer strictly, and with values: types decide where these take what are no shapes for shapes.
+
+    ONNX takes any two vectors behind Unsqueeze for shapes, and their product for a misfit.
     """
-    infer = onnx.shape_inference.infer_shapes
     try:
-        return infer(model, strict_mode=True, data_prop=True)
+        return _propagate_sizes(model, strict_mode=True)
     except onnx.shape_inference.InferenceError:
-        return infer(infer(model, data_prop=True), strict_mode=True)
+        return onnx.shape_inference.infer_shapes(_propagate_sizes(model), strict_mode=True)
+
+
+def _readers_of_vectors(graph: onnx.GraphProto) -> dict[int, str]:
+    """Map places of nodes that read long vectors, and whose outputs' shapes are known, to their domains."""
+    declared = (*graph.input, *graph.value_info, *graph.output)
+    shapes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in declared}
+    shapes |= {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    vectors = {name for name, shape in shapes.items() if len(shape) == 1 and shape[0] > LONGEST_SIZES}
+    return {
+        place: node.domain
+        for place, node in enumerate(graph.node)
+        if not vectors.isdisjoint(node.input) and all(all(shapes.get(name, [0])) for name in node.output)
+    }
 
 
 def try_inference(model: onnx.ModelProto) -> None:
@@ -93,7 +123,7 @@ def _be_child(model: onnx.ModelProto) -> int:
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 2)
         with limited_memory(model):
-            onnx.shape_inference.infer_shapes(model, data_prop=True)
+            _propagate_sizes(model)
     except MemoryError:
         return 1
     except BaseException:

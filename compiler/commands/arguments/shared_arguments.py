@@ -56,7 +56,7 @@ TrainArgument = Annotated[
     typer.Argument(help="A training graph.", metavar="TRAIN.onnx", autocompletion=complete_files(*GRAPHS)),
 ]
 StateArgument = Annotated[
-    str,
+    list[str],
     typer.Option(
         help="Bindings of a foreign graph: IN=OUT,... (variable=next value).", rich_help_panel=panels.STEP
     ),
@@ -111,9 +111,9 @@ def checkpoints_of(out: Path, folder: Path | None) -> Path:
     return out / FOLDER if folder is None else folder
 
 
-def graph_options(state: str, axes: list[str], loss: str, initial: Path | None) -> GraphOptions:
+def graph_options(state: list[str], axes: list[str], loss: str, initial: Path | None) -> GraphOptions:
     """Return what the options say about a foreign graph."""
-    return GraphOptions(parse_pairs(state, "--state"), parse_axes(axes), loss or None, initial)
+    return GraphOptions(parse_pairs(",".join(state), "--state"), parse_axes(axes), loss or None, initial)
 
 
 def sample_of(data: str, steps: int) -> Sample | None:

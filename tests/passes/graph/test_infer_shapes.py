@@ -2,7 +2,7 @@ import numpy as np
 import onnx
 import pytest
 
-from partc.passes.graph.infer_shapes import infer_shapes, limited_memory, run_constants
+from partc.passes.graph.infer_shapes import infer_shapes, limited_memory, run_constants, try_inference
 from partc.runtime.errors import BadModel
 from tests.builders.graphs.foreign_steps import parse
 
@@ -68,3 +68,33 @@ def test_products_of_columns_and_rows_have_shapes_that_fit(op: str) -> None:
 def test_beside_such_a_product_a_shape_that_does_not_fit_is_refused() -> None:
     with pytest.raises(BadModel, match="shapes do not fit"):
         infer_shapes(outer("Mul", 4), strict_mode=True, data_prop=True)
+
+
+def flat_step(entries: int) -> onnx.ModelProto:
+    """Update a vector of all parameters, and use it as a matrix of computed sizes."""
+    vector = f"float[{entries}]"
+    return parse(f"""
+    flat_step ({vector} weight, {vector} slope, float[a,b] x) => ({vector} next, float[c,d] h)
+    <float rate = {{0.1}}, int64[1] half = {{{entries // 2}}}, int64[1] two = {{2}}> {{
+        scaled = Mul (slope, rate)
+        step = Add (scaled, scaled)
+        next = Sub (weight, step)
+        sizes = Concat <axis = 0> (half, two)
+        matrix = Reshape (next, sizes)
+        h = MatMul (x, matrix)
+    }}
+    """)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_vector_of_millions_of_parameters_is_no_list_of_sizes(strict: bool) -> None:
+    model = flat_step(20_000_000)
+
+    try_inference(model)
+    inferred = infer_shapes(model, strict_mode=strict, data_prop=True)
+
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in inferred.graph.value_info}
+    assert shapes["step"] == [20_000_000]
+    assert shapes["matrix"] == [10_000_000, 2]
+    assert list(inferred.graph.node) == list(model.graph.node)
+    assert inferred.opset_import == model.opset_import

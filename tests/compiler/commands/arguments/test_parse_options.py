@@ -17,6 +17,7 @@ from partc.compiler.commands.arguments.parse_update_options import (
     parse_optimizer,
     parse_schedule,
 )
+from partc.compiler.commands.arguments.shared_arguments import graph_options
 from partc.compiler.options import Options
 from partc.compiler.settle_options import DEFAULT_BATCH, choose_batch, fill_sizes
 from partc.cost.strategy import STRATEGY_FORMAT, Strategy, encode_strategy
@@ -52,6 +53,15 @@ def test_texts_become_values() -> None:
 def test_one_option_does_not_say_two_things_of_a_name(parse: Callable[[], object], said: str) -> None:
     with pytest.raises(BadUsage, match=rf"{said}.*\n  at:  --.*\n  fix: name \w+ once"):
         parse()
+
+
+def test_an_option_of_pairs_may_be_given_several_times() -> None:
+    assert graph_options(["W=W_next", "b=b_next,c=c_next"], [], "", None).state == {
+        "W": "W_next",
+        "b": "b_next",
+        "c": "c_next",
+    }
+    assert graph_options([], [], "", None).state is None
 
 
 def test_what_is_said_twice_alike_is_said_once() -> None:
