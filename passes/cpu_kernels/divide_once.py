@@ -9,26 +9,29 @@ done before, so that any ONNX Runtime opens them, and no rank computes a recipro
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
+from partc.passes.cpu_kernels.segment_values import is_node, read_names
 
 
 def divide_once(model: onnx.ModelProto) -> int:
     """Rewrite the products of a segment in place; return how many."""
     graph = model.graph
     ones = {tensor.name for tensor in graph.initializer if _is_one(tensor)}
-    readers = Counter(_read_names(graph))
+    readers = Counter(read_names(graph))
     reciprocals = {
         node.output[0]: node
         for node in graph.node
-        if _is(node, "Div") and node.input[0] in ones and readers[node.output[0]] == 1
+        if is_node(node, "Div") and node.input[0] in ones and readers[node.output[0]] == 1
     }
     merged: set[str] = set()
     for node in graph.node:
-        name = next((name for name in node.input if name in reciprocals), None) if _is(node, "Mul") else None
+        name = (
+            next((name for name in node.input if name in reciprocals), None) if is_node(node, "Mul") else None
+        )
         if name is not None:
             factor = node.input[1] if node.input[0] == name else node.input[0]
             node.op_type = "Div"
@@ -40,21 +43,7 @@ def divide_once(model: onnx.ModelProto) -> int:
     return len(merged)
 
 
-def _is(node: onnx.NodeProto, op: str) -> bool:
-    return bool(node.op_type == op and not node.domain)
-
-
 def _is_one(tensor: onnx.TensorProto) -> bool:
     """Tell whether a constant is the number 1: without axes, so that the quotient has its divisor's."""
     is_number = np.issubdtype(helper.tensor_dtype_to_np_dtype(tensor.data_type), np.inexact)
     return bool(is_number and not tensor.dims and numpy_helper.to_array(tensor) == 1)
-
-
-def _read_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the values that are read, as often as they are: by nodes, by bodies, as outputs."""
-    for node in graph.node:
-        yield from node.input
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _read_names(attribute.g)
-    yield from (output.name for output in graph.output)

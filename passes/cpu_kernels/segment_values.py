@@ -1,4 +1,4 @@
-"""What rewriting a segment needs to know: the shapes and types that inference found, and free names."""
+"""What rewriting a segment needs to know: shapes and types that were inferred, who reads what, free names."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -49,6 +49,21 @@ class Images:
 def images_of(typed: onnx.GraphProto, only: AbstractSet[str] | None = None, replicas: int = 1) -> Images:
     """Return what inference found, for choices among the nodes named in `only`."""
     return Images(known_shapes(typed), singles_of(typed), only, replicas)
+
+
+def is_node(node: onnx.NodeProto, op: str) -> bool:
+    """Tell whether a node is of an op of ONNX itself."""
+    return bool(node.op_type == op and not node.domain)
+
+
+def read_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the values that are read, as often as they are: by nodes, by bodies, as outputs."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from read_names(attribute.g)
+    yield from (output.name for output in graph.output)
 
 
 class FreshNames:

@@ -13,6 +13,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 from partc.passes.cpu_kernels.align_scalars import align_scalars
 from partc.passes.cpu_kernels.block_updates import block_updates
 from partc.passes.cpu_kernels.divide_once import divide_once
+from partc.passes.cpu_kernels.halve_by_quotient import halve_by_quotient
 from partc.passes.cpu_kernels.transpose_products import transpose_products
 from partc.passes.cpu_kernels.winograd import choose_bodies
 from partc.passes.graph.infer_shapes import infer_shapes
@@ -82,6 +83,7 @@ class SegmentWriter:
         )
         model = self._model(graph)
         divide_once(model)
+        halve_by_quotient(model)
         return self._typed(model, in_place)
 
     def _describe(self, name: str) -> onnx.ValueInfoProto:

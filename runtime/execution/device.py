@@ -24,7 +24,8 @@ from partc.runtime.plan.program import Plan, Rank, Run
 INEXACT_IN_DOUBLE = ("MatMulScaleFusion",)
 # Makes a quotient of a product with a reciprocal, and forgets who made the dividend: where that node is then
 # removed, the graph is refused (onnxruntime 1.31.1, its issue 32413). Segments hold no such product.
-UNSOUND = ("DivMulFusion",)
+# FuseReluClip refuses graphs in which neither float32 nor float16 is clipped.
+UNSOUND = ("DivMulFusion", "FuseReluClip")
 _AS_REQUESTED = 1  # onnxruntime's kSameAsRequested
 _PLACEHOLDER = np.zeros((), np.float32)
 

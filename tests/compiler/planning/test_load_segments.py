@@ -2,14 +2,21 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import compile_graph
 from partc.compiler.planning.load_segments import load_segments
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.passes.scheduling import write_segments
 from partc.runtime.errors import UnsupportedModel
+from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import (
     assert_trains_as_one_device,
     cluster_of,
@@ -112,5 +119,85 @@ def test_a_value_that_a_reciprocal_multiplies_may_be_copied_to_an_output(
     step = import_text(RECIPROCAL.replace("operands", operands))
 
     compiled = compile_step(step, tmp_path / "out", "2x2", strategy, batch=batch)
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+GATED = """
+gated (float[4,3,4] x, float[4,6] W0, float[4,6] W1, float[6,4] W2) => (float loss)
+<float half = {0.5}, float three = {3}, float k = {0.044715}, float c = {0.7978845608}, float one = {1}> {
+    h = MatMul (x, W0)
+    s = Mul (h, half)
+    p = Pow (h, three)
+    m = Mul (p, k)
+    a = Add (h, m)
+    b = Mul (a, c)
+    t = Tanh (b)
+    d = Add (t, one)
+    g = Mul (s, d)
+    u = MatMul (x, W1)
+    gu = Mul (g, u)
+    y = MatMul (gu, W2)
+    sq = Mul (y, y)
+    loss = ReduceMean <keepdims = 0> (sq)
+}
+"""
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("splits", [("in:1:0", "out:2", "out:2"), ("in:1:0/2", "in:1:0/2", "in:0:2")])
+def test_a_gelu_may_be_whole_forward_and_in_parts_backward(
+    splits: tuple[str, ...], microbatches: int, tmp_path: Path
+) -> None:
+    """onnxruntime 1.31.1 makes one op of Gelu in float32, and loses the half that the way back reads."""
+    forward = parse(GATED)
+    for node in forward.graph.node:
+        node.name = node.output[0]
+    rng = np.random.default_rng(0)
+    for info in forward.graph.input[1:]:
+        shape = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        forward.graph.initializer.append(
+            onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), info.name)
+        )
+    step = build_training_graph(forward, loss="loss", optimizer=SGD(0.1), parameters=ParameterChoice(("W*",)))
+    devices = ("host0/cpu0", "host0/cpu1")
+    ops = tuple(
+        OpConfig(op, {"batch": 1, split: 2}, devices=devices)
+        for op, split in zip(("h", "u", "y"), splits, strict=True)
+    )
+    strategy = Strategy(MESH_STRATEGY_FORMAT, "global", {}, ops=ops, microbatches=microbatches)
+
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", strategy, "global")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+CLIPPED = """
+step ({of}[8,4] x, {of}[4,3] W) => ({of} loss, {of}[4,3] W_next)
+<{of} rate = {{0.1}}, {of} least = {{{least}}}, {of} most = {{0.6}}, {of} zero = {{0}}> {{
+    y = MatMul (x, W)
+    r = Relu (y)
+    e = Clip (r, least, most)
+    sq = Mul (e, e)
+    loss = ReduceMean <keepdims = 0> (sq)
+    up = Greater (y, zero)
+    low = Less (y, most)
+    passes = And (up, low)
+    g = Where (passes, e, zero)
+    d = Mul (g, rate)
+    xt = Transpose <perm = [1, 0]> (x)
+    dW = MatMul (xt, d)
+    W_next = Sub (W, dW)
+}}
+"""
+
+
+@pytest.mark.parametrize("least", ["0", "-1"])
+@pytest.mark.parametrize("of", ["float", "double"])
+def test_a_relu_may_be_clipped_in_any_precision(of: str, least: str, tmp_path: Path) -> None:
+    """onnxruntime 1.31.1 makes one of the two, and refuses segments where they are not in 16 or 32 bits."""
+    step = import_text(CLIPPED.format(of=of, least=least))
+
+    compiled = compile_step(step, tmp_path / "out", "2x2", "allreduce")
 
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))

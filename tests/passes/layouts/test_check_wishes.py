@@ -251,12 +251,13 @@ def not_as_asked(analysis: Analysis, graph: LaidOutGraph, strategy: Strategy) ->
 
 
 def not_where_asked(analysis: Analysis, graph: LaidOutGraph, strategy: Strategy) -> Iterator[object]:
-    """Yield nodes that run at another stage than their entry says, or all micro-batches at once.
+    """Yield nodes that run elsewhere than at the stage of the last entry that places them, or all at once.
 
-    Without a file's splits each runs micro-batch by micro-batch.
+    At once: all micro-batches. Without a file's splits each runs micro-batch by micro-batch.
     """
     nodes = {node.name: node for node in graph.training.graph.nodes}
-    for config in strategy.ops:
+    placing = {config.op: config for config in strategy.ops if config.stage is not None or config.devices}
+    for config in placing.values():
         if config.stage is not None and config.op in nodes and strategy.mesh:
             size = prod(strategy.mesh.values())
             at = graph.meshes.of(graph.decisions[config.op].site).workers
