@@ -10,7 +10,7 @@ from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import Batch, Mode, Strategy
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.runtime.errors import BadStrategy, BadUsage
+from partc.runtime.errors import BadStrategy, BadUsage, some_of
 
 DEFAULT_BATCH = 8  # a symbolic size that nobody gave a value
 
@@ -46,7 +46,7 @@ def fill_sizes(values: Mapping[str, int], graph: TrainingGraph) -> dict[str, int
     """Return a value for every symbolic size of the graph. Raises BadUsage for one it does not have."""
     names = {size for data in graph.data_inputs.values() for size in data.shape if isinstance(size, str)}
     if stray := sorted(set(values) - names):
-        fix = f"use one of {sorted(names)}" if names else "leave it out: the graph has no symbolic size"
+        fix = f"use {some_of(sorted(names))}" if names else "leave it out: the graph has no symbolic size"
         raise BadUsage(f"the graph has no symbolic size {stray[0]!r}", at="--size", fix=fix)
     return {name: values.get(name, DEFAULT_BATCH) for name in sorted(names)}
 

@@ -15,7 +15,7 @@ from partc.compiler.differentiation.tensor_types import (
     known_shape,
     value_info,
 )
-from partc.runtime.errors import BadUsage, UnsupportedModel
+from partc.runtime.errors import BadUsage, UnsupportedModel, some_of
 
 LOSSES = ("softmax_cross_entropy", "mse")
 
@@ -56,7 +56,7 @@ def add_loss(
         if len(results) != 1:
             raise BadUsage(
                 f"the loss {loss!r} needs a graph with one output; this one has {len(results)}",
-                at=f"outputs {list(results)}",
+                at=f"outputs {some_of(results)}",
                 fix="give the name of a scalar output as the loss, or keep only the logits as output",
             )
         if types[results[0]].shape == ():
@@ -71,7 +71,7 @@ def add_loss(
         raise BadUsage(
             f"no loss and no output of the graph is called {loss!r}",
             at="--loss",
-            fix=f"use one of {[*LOSSES, *results]}",
+            fix=f"use one of {some_of([*LOSSES, *results])}",
         )
     return Loss(_scalar(graph, types, loss))
 

@@ -32,7 +32,7 @@ from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.layouts import Split
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_sample_axes import find_sample_splits
-from partc.runtime.errors import BadModel
+from partc.runtime.errors import BadModel, some_of
 
 BATCH, DATA = "batch", "data"
 _STRATEGY = (
@@ -109,7 +109,7 @@ def _choose_configuration(model: onnx.ModelProto, cluster: Cluster) -> tuple[str
     raise BadModel(
         f"annotated for other devices: {', '.join(known) or 'a configuration that it does not have'}",
         at="configuration",
-        fix=f"name devices among {sorted(rank_of)[:8]}, or say by --strategy what runs where",
+        fix=f"name devices among {some_of(sorted(rank_of))}, or say by --strategy what runs where",
     )
 
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from partc.compiler.importing.bindings import Bindings
 from partc.runtime.check_arguments import public
-from partc.runtime.errors import BadModel
+from partc.runtime.errors import BadModel, some_of
 from partc.runtime.plan.members import SHARD_INPUTS
 from partc.runtime.plan.variables import ShardInput
 
@@ -37,7 +37,9 @@ def declare_shards(graph: onnx.GraphProto, bindings: Bindings) -> Bindings:
     by_name = {name: holds for holds, name in SHARD_INPUTS.items() if name in inputs}
     shards = by_name | bindings.shards
     if unknown := sorted(shards.keys() - inputs):
-        raise BadModel(f"no input {unknown[0]!r}", at="shards", fix=f"name inputs among {sorted(inputs)[:8]}")
+        raise BadModel(
+            f"no input {unknown[0]!r}", at="shards", fix=f"name inputs among {some_of(sorted(inputs))}"
+        )
     axes = {name: axis for name, axis in bindings.sample_axes.items() if name not in shards}
     return msgspec.structs.replace(bindings, shards=shards, sample_axes=axes)
 

@@ -7,7 +7,7 @@ import networkx as nx
 
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.cluster.profiles import PROFILES
-from partc.runtime.errors import BadCluster
+from partc.runtime.errors import BadCluster, one_of, some_of
 
 # Bytes, and bytes per second: beyond any machine, and well inside the solvers' 64 bits.
 MOST = 1e16
@@ -58,7 +58,9 @@ def _check_host(host: Host, at: str) -> None:
 def _check_device(device: Device, at: str) -> None:
     if device.profile not in PROFILES:
         raise BadCluster(
-            f"unknown profile {device.profile!r}", at=f"{at}: profile", fix=f"use one of {sorted(PROFILES)}"
+            f"unknown profile {device.profile!r}",
+            at=f"{at}: profile",
+            fix=one_of(sorted(PROFILES), device.profile),
         )
     if (device.kind == "cpu") != (device.profile == "cpu-core"):
         raise BadCluster(
@@ -157,7 +159,7 @@ def _check_links(links: tuple[Link, ...], known: set[str]) -> None:
             raise BadCluster(
                 f"link to unknown device, host or switch {min(stray)!r}",
                 at=at,
-                fix=f"use one of {sorted(known)}, or add it",
+                fix=f"use one of {some_of(sorted(known))}, or add it",
             )
         if link.ends[0] == link.ends[1]:
             raise BadCluster("a link from an end to itself", at=at, fix="name two different ends")

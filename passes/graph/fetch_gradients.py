@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS, sum_rows_function
 from partc.passes.rules.sharding_rules import is_sum_rows
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadUsage, some_of
 
 AT = "--fetch-gradients"
 
@@ -30,7 +30,7 @@ def fetch_gradients(training: TrainingGraph, parameters: Sequence[str]) -> Train
         raise BadUsage(
             f"{unknown[0]!r} has no gradient",
             at=AT,
-            fix=f"name parameters among {sorted(training.gradients)[:8]}",
+            fix=f"name parameters among {some_of(sorted(training.gradients))}",
         )
     if not parameters:
         return training

@@ -26,7 +26,7 @@ from partc.passes.layouts.layouts import Partial, Placement, Replicate, Split
 from partc.passes.roles.find_zeros import find_zeros
 from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import node_facts, rule_of
-from partc.runtime.errors import UnsupportedModel
+from partc.runtime.errors import UnsupportedModel, some_of
 
 ROUNDS = 8  # each lets the split reach at least one more input
 
@@ -88,7 +88,7 @@ def _ask(front: "_Trial", best: "_Trial") -> UnsupportedModel:
 
     return UnsupportedModel(
         "two axes of the data may count its samples, and the graph does not tell which",
-        at=f"data inputs {sorted({*front.axes, *best.axes})}",
+        at=f"data inputs {some_of(sorted({*front.axes, *best.axes}))}",
         fix=f"say which: {spell(front)}, or {spell(best)}",
     )
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from partc.runtime.errors import BadData, naming_file
+from partc.runtime.errors import BadData, naming_file, some_of
 from partc.runtime.plan.boxes import contiguous_rows, is_whole, place
 from partc.runtime.plan.variables import Box
 
@@ -139,7 +139,7 @@ def map_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Ar
     arrays: dict[str, Array] = {}
     for name in (entries.keys() - {"__metadata__"}) if names is None else names:
         if name not in entries:
-            raise BadData(f"no tensor {name!r}", at=str(path), fix=f"name one of {sorted(entries)[:8]}")
+            raise BadData(f"no tensor {name!r}", at=str(path), fix=f"name one of {some_of(sorted(entries))}")
         dtype, shape = np.dtype(_DTYPE_OF[entries[name]["dtype"]]), tuple(entries[name]["shape"])
         begin = 8 + header_bytes + entries[name]["data_offsets"][0]
         is_stored = np.prod(shape, dtype=np.int64) > 0

@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from partc.runtime.data.checkpoint import map_array
 from partc.runtime.data.draws import normal_rows, uniform_rows
-from partc.runtime.errors import BadData, BadPlan
+from partc.runtime.errors import BadData, BadPlan, some_of
 from partc.runtime.execution.device import UNSOUND
 from partc.runtime.plan.boxes import (
     columns_of,
@@ -121,7 +121,7 @@ def _check_given(name: str, array: Array, variables: Mapping[str, PlanVariable])
         raise BadData(
             f"an initial value for {name!r}, which is no variable of the plan",
             at=f"initial values: {name}",
-            fix=f"use names among {sorted(variables)[:8]}",
+            fix=f"use names among {some_of(sorted(variables))}",
         )
     variable = variables[name]
     if array.shape != variable.shape or array.dtype != np.dtype(variable.dtype):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.data.batches import check_share, inputs_of
-from partc.runtime.errors import BadData
+from partc.runtime.errors import BadData, some_of
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
 
@@ -21,10 +21,12 @@ def share_feeds(plan: Plan, feeds: ReplicaFeeds) -> dict[int, dict[str, Array]]:
     known = {entry.name: entry for entry in plan.data_inputs}
     if not isinstance(feeds, Mapping):
         what = f"{type(feeds).__name__}, where names of data inputs are to be given arrays"
-        raise BadData(what, at=AT, fix=f"give a dictionary of {sorted(known)}")
+        raise BadData(what, at=AT, fix=f"give a dictionary of {some_of(sorted(known))}")
     if stray := sorted(map(str, feeds.keys() - known.keys())):
         raise BadData(
-            f"data for {stray[0]!r}, which is no input", at=AT, fix=f"supply {sorted(known)} and nothing else"
+            f"data for {stray[0]!r}, which is no input",
+            at=AT,
+            fix=f"supply {some_of(sorted(known))} and nothing else",
         )
     lists = {name: _list_of(plan, known[name], values) for name, values in feeds.items()}
     replicas = [{name: arrays[r] for name, arrays in lists.items()} for r in range(plan.replicas)]

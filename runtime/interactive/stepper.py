@@ -17,7 +17,7 @@ from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.engines.allotted_nodes import on_allotted_nodes
 from partc.runtime.engines.machines import Machines, machines_of
-from partc.runtime.errors import BadUsage, NotSaved, PartcError, RankFailed
+from partc.runtime.errors import BadUsage, NotSaved, PartcError, RankFailed, some_of
 from partc.runtime.execution.recorder import RankTimes, TracedSteps
 from partc.runtime.interactive.channel import CHANNEL_FILE, StepperEnd
 from partc.runtime.interactive.messages import (
@@ -307,7 +307,8 @@ def _names_in(fetches: object, plan: Plan) -> Sequence[str]:
     raise BadUsage(
         f"{fetches!r:.60} is no name of an output, nor a list of names",
         at="fetches",
-        fix=f"name outputs among {[output.name for output in plan.outputs]}, or call run() to fetch nothing",
+        fix=f"name outputs among {some_of(output.name for output in plan.outputs)}, "
+        "or call run() to fetch nothing",
     )
 
 

@@ -23,7 +23,7 @@ from partc.compiler.differentiation.expansions.recurrent_cells import (
     rnn_cell,
 )
 from partc.compiler.differentiation.forward_node import ForwardNode
-from partc.runtime.errors import UnsupportedModel
+from partc.runtime.errors import UnsupportedModel, one_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,9 @@ def _activations(at: ForwardNode, kind: _Kind, way: int) -> tuple[Activation, ..
     for name in names:
         if name not in DEFAULTS:
             raise UnsupportedModel(
-                f"the activation {name!r} is not known", at=at.place, fix=f"use one of {sorted(DEFAULTS)}"
+                f"the activation {name!r} is not known",
+                at=at.place,
+                fix=one_of(sorted(DEFAULTS), name),
             )
         constants = list(DEFAULTS[name])
         for index, values in enumerate((alphas, betas)[: len(constants)]):

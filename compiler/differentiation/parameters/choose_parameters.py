@@ -16,7 +16,7 @@ from partc.compiler.differentiation.parameters.decision import ParameterDecision
 from partc.compiler.differentiation.parameters.exporter_facts import FOLDED_BY_TORCHSCRIPT
 from partc.compiler.report.units import first_words
 from partc.passes.graph.operation_builder import RANDOM_OPS
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadUsage, some_of
 
 MAX_NAMES = 8  # of a group that a message lists
 
@@ -52,7 +52,7 @@ class ParameterChoice:
             raise BadUsage(
                 "every parameter is frozen",
                 at="--freeze",
-                fix=f"leave some of {sorted(possible)[:MAX_NAMES]} to train",
+                fix=f"leave some of {some_of(sorted(possible))} to train",
             )
         return choices
 
@@ -98,7 +98,7 @@ def check_fit(option: str, patterns: Iterable[str], names: Sequence[str], which:
             raise BadUsage(
                 f"no parameter{which} has a name that fits {pattern!r}",
                 at=option,
-                fix=f"use patterns for some of {sorted(names)[:MAX_NAMES]}",
+                fix=f"use patterns for some of {some_of(sorted(names))}",
             )
 
 

@@ -16,7 +16,7 @@ from partc.compiler.differentiation.updates.loss_scaling import LossScale
 from partc.compiler.differentiation.updates.optimizers import Optimizer
 from partc.compiler.differentiation.updates.schedules import LearningRateSchedule, Warmup
 from partc.compiler.differentiation.updates.update_builder import LearningRate
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadUsage, some_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def optimizers_of(
             raise BadUsage(
                 f"no parameter's name fits {','.join(group.patterns)!r}",
                 at="--no-decay or --group",
-                fix=f"use patterns for some of {sorted(names)[:8]}",
+                fix=f"use patterns for some of {some_of(sorted(names))}",
             )
     group_optimizers = [group.apply_to(optimizer) for group in groups]
     optimizer_of = {}

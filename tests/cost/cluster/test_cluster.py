@@ -161,7 +161,7 @@ def empty_option(cluster: Json) -> None:
         (same_device_twice, "'host0/cpu0' twice", "hosts[1].devices[0].name", "rename"),
         (no_devices, "a host without devices", "hosts[1] (host1): devices", "add a device"),
         (no_hosts, "no hosts", "hosts", "one host at least"),
-        (unknown_profile, "unknown profile 'abacus'", "devices[1] (host0/cpu1): profile", "'titan-xp'"),
+        (unknown_profile, "unknown profile 'abacus'", "devices[1] (host0/cpu1): profile", "titan-xp, v100"),
         (cpu_as_gpu, "a gpu with the profile 'cpu-core'", "profile", "cpu-core"),
         (no_threads, "0 is not a positive number", "threads", "1 or more"),
         (text_for_number, "Expected `int`, got `str`", "$.hosts[1].memory_bytes", "schema"),

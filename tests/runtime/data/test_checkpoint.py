@@ -70,7 +70,7 @@ def test_pieces_that_are_boxes_lie_where_they_belong(tmp_path: Path, seed: int) 
 def test_a_tensor_that_a_file_does_not_hold_is_named(tmp_path: Path) -> None:
     write_arrays(tmp_path / "a.safetensors", {"W": np.ones(3)})
 
-    with pytest.raises(BadData, match=r"no tensor 'V'\n.*a.safetensors\n.*\['W'\]"):
+    with pytest.raises(BadData, match=r"no tensor 'V'\n.*a.safetensors\n.*name one of 'W'$"):
         map_array(tmp_path / "a.safetensors", "V")
 
 

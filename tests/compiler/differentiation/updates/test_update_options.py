@@ -50,7 +50,7 @@ def test_a_group_without_parameters_is_refused() -> None:
         step_of(LINEAR, SGD(), update=options)
 
     assert "'*.bias,*norm*'" in error.value.what
-    assert "['W', 'b']" in error.value.fix
+    assert "'W', 'b'" in error.value.fix
 
 
 # ---------------------------------------------------------------- clipping
