@@ -126,11 +126,13 @@ def _without_owners(strategy: Strategy, lost: Collection[str]) -> Strategy:
 
 def without_hosts(cluster: Cluster, lost: Collection[str]) -> Cluster:
     """Return a cluster without some hosts and what links them. Raises BadCluster where it falls apart."""
-    gone = {device.name for host in cluster.hosts if host.name in lost for device in host.devices} | set(lost)
+    lost_names = {
+        device.name for host in cluster.hosts if host.name in lost for device in host.devices
+    } | set(lost)
     return msgspec.structs.replace(
         cluster,
         hosts=tuple(host for host in cluster.hosts if host.name not in lost),
-        links=tuple(link for link in cluster.links if gone.isdisjoint(link.ends)),
+        links=tuple(link for link in cluster.links if lost_names.isdisjoint(link.ends)),
     )
 
 

@@ -99,8 +99,8 @@ def _named_split(config: OpConfig, strategy: Strategy, mesh: Mesh, at: str) -> d
 def _check_parts(strategy: Strategy, mesh: Mesh, along: int | str, what: str, at: str) -> None:
     """Refuse a mesh axis that divides nothing, or into other parts than the grid's, on the mesh of this."""
     for name, size in mesh.grid:
-        wanted = strategy.mesh.get(name, size if name == FIRST_AXIS else max(size, 2))
-        if name in str(along).split("*") and size != wanted:
+        expected = strategy.mesh.get(name, size if name == FIRST_AXIS else max(size, 2))
+        if name in str(along).split("*") and size != expected:
             raise BadStrategy(
                 f"{what!r} is to be divided along {name!r}, but is on devices that are {size} along it",
                 at=at,

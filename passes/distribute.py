@@ -245,15 +245,15 @@ def find_split_ops(analysis: Analysis, configuration: Configuration) -> set[str]
         node.name
         for node in analysis.training.graph.nodes
         if can_expand(node, analysis.facts) and node.name not in configuration.wishes
-        for tensor, wanted in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
-        if _is_gathered(graph.layout(tensor.name), wanted, graph.meshes)
+        for tensor, target in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
+        if _is_gathered(graph.layout(tensor.name), target, graph.meshes)
     }
 
 
-def _is_gathered(native: Layout, wanted: Layout, meshes: Meshes) -> bool:
+def _is_gathered(native: Layout, target: Layout, meshes: Meshes) -> bool:
     """Tell whether ranks of one replica gather what they have parts of."""
     return any(
-        isinstance(split, Split) and isinstance(wanted.along(axis), Replicate)
+        isinstance(split, Split) and isinstance(target.along(axis), Replicate)
         for axis, split in native.splits()
         if axis not in (REPLICAS, meshes.microbatch_axis)
     )
@@ -264,16 +264,16 @@ def follow_readers(graph: LaidOutGraph, axis: int, chosen: Collection[str]) -> d
 
     Needs layouts and decisions. One whose readers differ, or that does not divide, is left out.
     """
-    wanted: dict[str, set[tuple[Site, Placement]]] = {}
+    placements: dict[str, set[tuple[Site, Placement]]] = {}
     for node in graph.training.graph.nodes:
         if node.name in graph.main:
             for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True):
-                wanted.setdefault(tensor.name, set()).add((layout.site, layout.along(axis)))
+                placements.setdefault(tensor.name, set()).add((layout.site, layout.along(axis)))
     return {
         name: split
         for name in graph.training.gradients
-        if name not in chosen and len(wanted.get(name, ())) == 1
-        for site, split in wanted[name]
+        if name not in chosen and len(placements.get(name, ())) == 1
+        for site, split in placements[name]
         if isinstance(split, Split)
         and site == graph.layout(name).site
         and graph.meshes.divides(Layout(site).with_along(axis, split), graph.facts.shape(name))

@@ -37,12 +37,12 @@ def public(function: Callable[Given, Result]) -> Callable[Given, Result]:
 
 def public_record(kind: Kind) -> Kind:
     """Return a dataclass that tells arguments that it does not have as public functions do."""
-    made: Callable[..., None] = kind.__init__  # type: ignore[misc]  # of the class, which has no subclasses
+    constructor: Callable[..., None] = kind.__init__  # type: ignore[misc]  # of the class, which has no subclasses
 
-    @wraps(made)
+    @wraps(constructor)
     def checked(self: object, *positional: object, **named: object) -> None:
-        _bind(made, (self, *positional), named, kind.__name__)
-        made(self, *positional, **named)
+        _bind(constructor, (self, *positional), named, kind.__name__)
+        constructor(self, *positional, **named)
 
     kind.__init__ = checked  # type: ignore[misc]
     return kind

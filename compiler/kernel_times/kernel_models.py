@@ -46,11 +46,11 @@ class KernelLibrary:
         shapes: dict[str, tuple[int | None, ...]] = {}
         dtypes = self._result_dtypes(kernel)
         nodes = [node for copy in range(copies) for node in _nodes(kernel, copy, dtypes, shapes)]
-        wanted = {
+        read_later = {
             tensor.name for node in nodes if node.name == node.outputs[0].name for tensor in node.outputs
         }
         writer = SegmentWriter(self.opset, self.functions, lambda model, chunk: "", shapes, self.on_cpu)
-        return writer.write(Chunk("worker", nodes), wanted, frozenset())
+        return writer.write(Chunk("worker", nodes), read_later, frozenset())
 
     def _result_dtypes(self, kernel: Kernel) -> list[np.dtype]:
         """Return the element types of a kernel's results. Raises CannotRun where they cannot be inferred."""

@@ -58,8 +58,8 @@ def _mesh_groups(
 
 def _joint_axes(lowered: LoweredGraph, site: Site) -> list[tuple[int, ...]]:
     """Return the axes of a mesh along which its ranks meet in one communication, where these are several."""
-    met = (node.attrs.get("axes", ()) for node in lowered.nodes if node.attrs.get("site") == site)
-    return sorted({axes for axes in met if len(axes) > 1})
+    axes_of_nodes = (node.attrs.get("axes", ()) for node in lowered.nodes if node.attrs.get("site") == site)
+    return sorted({axes for axes in axes_of_nodes if len(axes) > 1})
 
 
 def describe_ranks(

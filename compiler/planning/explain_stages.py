@@ -35,7 +35,7 @@ def explain_stages(compilation: Compilation) -> str:
     mean = sum(busy) / len(busy)
     if not mean or max(busy) < UNEVEN * mean:
         return ""
-    return f"{_unequal(busy, mean)} {_Reasons(compilation, line, starts, prices).told()}".rstrip()
+    return f"{_unequal(busy, mean)} {_Reasons(compilation, line, starts, prices).sentence()}".rstrip()
 
 
 def _busy(times: Sequence[float], starts: Sequence[int]) -> list[float]:
@@ -59,7 +59,7 @@ class _Reasons:
     starts: Sequence[int]
     prices: StagePrices
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """Return the reason why equal stages are not what the strategy has."""
         stages = len(self.starts) + 1
         equal = self.line.cut(stages)

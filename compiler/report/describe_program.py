@@ -144,7 +144,7 @@ def is_server(plan: Plan, rank: Rank) -> bool:
     """Tell whether a rank keeps elements of a variable that lives on servers."""
     served = {variable.name: variable for variable in plan.variables if variable.method == "servers"}
     return "server" in rank.sites and any(
-        held.variable in served and held_bytes(held, served[held.variable]) for held in rank.held
+        piece.variable in served and held_bytes(piece, served[piece.variable]) for piece in rank.held
     )
 
 

@@ -196,7 +196,7 @@ class _Search:
     def _see_state(self, own: OwnSpace, state: State, how: str) -> None:
         """Price a state as a whole plan, and note it."""
         before = self._state
-        name = f"{how}: {own.told(state, before)}"
+        name = f"{how}: {own.describe(state, before)}"
         if self._see(self._price(name, own.strategy(state))):
             self._state = state
 
@@ -232,7 +232,7 @@ class _Search:
             return time.monotonic() < estimated_until_s
 
         def price_s(pipeline: Pipeline) -> float:
-            description = pipelines.told(pipeline, best[-1] if best else None)
+            description = pipelines.describe(pipeline, best[-1] if best else None)
             priced = self._price(f"pipeline: {description}", pipelines.strategy(pipeline))
             if self._see(priced):
                 best.append(pipeline)

@@ -29,7 +29,7 @@ class GradientTerm:
     name: str
     layout: Layout
     placed: PlacedGroup
-    made: LastTasks
+    last_tasks: LastTasks
     slot: int
 
 
@@ -84,7 +84,7 @@ class UpdateWriter:
             seconds[at] += self._update_s(update)[at]
             for term in update.terms:
                 of_mesh = meshes.setdefault(term.placed.place, _OfMesh(term.placed))
-                of_mesh.makers[term.slot] = term.made
+                of_mesh.makers[term.slot] = term.last_tasks
                 of_mesh.homes.update(dict.fromkeys(update.home.workers))
                 self._add_term(of_mesh, update, term, own)
         draft = Draft(self._prices)
@@ -131,8 +131,8 @@ class UpdateWriter:
         """Add the collectives and messages of a mesh's gradients; return what each keeper waits for."""
         placed, workers = of_mesh.placed, len(self._prices.workers)
         if len(of_mesh.makers) == 1:
-            ((slot, made),) = of_mesh.makers.items()
-            ends = Ends.of(made, slot, workers)
+            ((slot, last_tasks),) = of_mesh.makers.items()
+            ends = Ends.of(last_tasks, slot, workers)
         else:
             ends = self._joined(draft, of_mesh)
         for sums, nbytes in of_mesh.sums.items():
@@ -152,8 +152,8 @@ class UpdateWriter:
         """Add a task on each worker of a mesh, which takes no time, behind all that makes gradients there."""
         placed, workers = of_mesh.placed, len(self._prices.workers)
         joins = draft.joins(len(placed.at))
-        for slot, made in of_mesh.makers.items():
-            draft.wait_for_ends(Ends.of(made, slot, workers), placed.at, joins)
+        for slot, last_tasks in of_mesh.makers.items():
+            draft.wait_for_ends(Ends.of(last_tasks, slot, workers), placed.at, joins)
         ends = Ends(workers)
         ends.put(placed.at, joins)
         return ends

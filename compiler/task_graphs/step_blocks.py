@@ -173,13 +173,13 @@ class TransferBlock:
         """Return how the tensor is there, and where else it is wanted."""
         placed = present.placed
         here = placed[self.groups[0]].has(self.place, bool(self.sources))
-        wanted: dict[Where, None] = {}
+        targets: dict[Where, None] = {}
         for group, read in zip(self.groups[1:], self.reads, strict=True):
             for where in placed[group].wants(read):
-                wanted[where] = None
-        wanted.pop(here, None)
-        made = present.done(self.sources[0]) if self.sources and wanted else None
-        return TransferInputs(self.tensor, here, made, tuple(wanted))
+                targets[where] = None
+        targets.pop(here, None)
+        last_tasks = present.done(self.sources[0]) if self.sources and targets else None
+        return TransferInputs(self.tensor, here, last_tasks, tuple(targets))
 
     def write(self, inputs: TransferInputs) -> TaskBlock:
         """Return the messages that bring it to where it is wanted."""
@@ -270,15 +270,15 @@ class BlockList:
         self._transfer: dict[str, int] = {}
         self._moves = TensorMoves(prices)
         order = _computing_order(step)
-        made: dict[Computing, list[str]] = {}
+        results: dict[Computing, list[str]] = {}
         for tensor in step.readers:
             if tensor in step.maker:
-                made.setdefault(step.maker[tensor], []).append(tensor)
+                results.setdefault(step.maker[tensor], []).append(tensor)
             else:
                 self._add_transfer(tensor)
         for computing in order:
             self._add_computing(*computing)
-            for tensor in made.get(computing, ()):
+            for tensor in results.get(computing, ()):
                 self._add_transfer(tensor)
         writer = UpdateWriter(step, self._moves)
         for bucket, parameters in enumerate(_buckets(step, order, bucket_bytes)):
@@ -302,15 +302,15 @@ class BlockList:
         return None if maker is None else self._computing[maker]
 
     def _add_transfer(self, tensor: str) -> None:
-        step, made = self._step, self._maker(tensor)
+        step, maker = self._step, self._maker(tensor)
         facts, readers = step.analysis.facts, step.readers[tensor]
-        source = step.homes[tensor] if made is None else step.maker[tensor][0]
+        source = step.homes[tensor] if maker is None else step.maker[tensor][0]
         known = SentTensor.of(facts.shape(tensor), facts.dtypes[tensor].itemsize)
         place = self._layouts.place(source, tensor)
         reads = tuple((self._layouts.place(group, tensor), way) for group, way in readers)
         groups = (source, *(group for group, _ in readers))
         self._transfer[tensor] = len(self.blocks)
-        sources = () if made is None else (made,)
+        sources = () if maker is None else (maker,)
         self.blocks.append(TransferBlock(self._moves, known, place, reads, groups, sources))
 
     def _add_update(self, writer: UpdateWriter, bucket: int, parameters: Sequence[str]) -> None:
@@ -335,8 +335,8 @@ class BlockList:
 def _reads(step: GroupedStep, number: int, way: Way) -> list[str]:
     """Return what a group reads on one way that it does not make on it, in order."""
     nodes = step.groups[number].nodes[way]
-    made = {tensor.name for node in nodes for tensor in node.outputs}
-    return list(dict.fromkeys(t.name for n in nodes for t in n.inputs if t.name and t.name not in made))
+    results = {tensor.name for node in nodes for tensor in node.outputs}
+    return list(dict.fromkeys(t.name for n in nodes for t in n.inputs if t.name and t.name not in results))
 
 
 def has_order(step: GroupedStep) -> bool:

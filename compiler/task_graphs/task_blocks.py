@@ -121,11 +121,11 @@ class Ends:
         self.indices: Ints = np.full(workers, NOT_HERE, np.int32)
 
     @staticmethod
-    def of(made: LastTasks | None, slot: int, workers: int) -> "Ends":
+    def of(last_tasks: LastTasks | None, slot: int, workers: int) -> "Ends":
         """Return where another block makes something."""
         ends = Ends(workers)
-        if made is not None:
-            ends.slots[:], ends.indices[:] = slot, made.indices
+        if last_tasks is not None:
+            ends.slots[:], ends.indices[:] = slot, last_tasks.indices
         return ends
 
     def put(self, workers: Ints | Sequence[int], indices: Ints | int) -> None:
@@ -311,17 +311,17 @@ class TransferInputs(NamedTuple):
 
     tensor: SentTensor
     here: Where
-    made: LastTasks | None
-    wanted: tuple[Where, ...]
+    last_tasks: LastTasks | None
+    targets: tuple[Where, ...]
 
 
 def write_transfer(moves: TensorMoves, inputs: TransferInputs) -> TaskBlock:
     """Return what sends a tensor to all who want it elsewhere, once to equal meshes."""
     draft, tensor, here = Draft(moves.prices), inputs.tensor, inputs.here
-    ends = Ends.of(inputs.made, 0, len(moves.prices.workers))
+    ends = Ends.of(inputs.last_tasks, 0, len(moves.prices.workers))
     gates: dict[Where, int] = {}
     cuts: dict[Where, int] = {}
-    for where in inputs.wanted:
+    for where in inputs.targets:
         if (moved := moves.priced(tensor, here, where)) is not None:
             gates[where] = draft.communicate(moved, moves.members(here.place, where.place), ends)
         elif where.placements != here.placements:

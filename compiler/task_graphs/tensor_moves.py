@@ -161,8 +161,8 @@ def choose_senders(
     count = 0
     for which, receiver in enumerate(receivers):
         for region in range(len(nbytes)):
-            wanted = nbytes[region, columns[which]]
-            if wanted == 0 or had[receiver] == region:
+            part_bytes = nbytes[region, columns[which]]
+            if part_bytes == 0 or had[receiver] == region:
                 continue
             best, best_is_near = -1, False
             for holder in holders:
@@ -173,8 +173,8 @@ def choose_senders(
                     best, best_is_near = holder, is_near
                 elif is_near == best_is_near and sent[holder] < sent[best]:
                     best = holder
-            sent[best] += wanted
-            rows[count, 0], rows[count, 1], rows[count, 2] = best, receiver, wanted
+            sent[best] += part_bytes
+            rows[count, 0], rows[count, 1], rows[count, 2] = best, receiver, part_bytes
             count += 1
     return rows[:count].copy()
 

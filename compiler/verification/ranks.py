@@ -75,11 +75,11 @@ class _Pieces:
         variable, pieces = self._variables[name], pieces_among(self._owners[name])
         dtype = np.dtype(variable.dtype)
         if rows is None:
-            return assemble(variable.shape, dtype, ((p.held.box, self._read(p, None)) for p in pieces))
+            return assemble(variable.shape, dtype, ((p.piece.box, self._read(p, None)) for p in pieces))
         values = np.empty((len(rows), *variable.shape[1:]), dtype)
         for piece in pieces:
-            places, own_rows = find_rows(piece.held.box, rows)
-            columns = with_rows(len(rows), columns_of(piece.held.box))
+            places, own_rows = find_rows(piece.piece.box, rows)
+            columns = with_rows(len(rows), columns_of(piece.piece.box))
             target = view(values, columns)
             target[places] = self._read(piece, own_rows).reshape(len(places), *target.shape[1:])
         return values
@@ -89,7 +89,7 @@ class _Pieces:
         shape = self._variables[name].shape
         hashes = np.zeros(shape[0] if shape else 1, np.uint64)
         for piece in pieces_among(self._owners[name]):
-            places, own_rows = find_rows(piece.held.box, np.arange(len(hashes)))
+            places, own_rows = find_rows(piece.piece.box, np.arange(len(hashes)))
             hashes[places] += self._hashes(piece)[own_rows]
         return hashes
 
@@ -131,8 +131,8 @@ class _InProcess(_Pieces):
         self._ranks = RanksInProcess(folder, seed=seed, device_of=device_of)
         super().__init__(
             folder.plan,
-            lambda owner, rows: (piece := self._ranks.held(owner))[... if rows is None else rows],
-            lambda owner: row_hashes(self._ranks.held(owner), columns_of(owner.held.box)),
+            lambda owner, rows: (piece := self._ranks.array_of(owner))[... if rows is None else rows],
+            lambda owner: row_hashes(self._ranks.array_of(owner), columns_of(owner.piece.box)),
         )
         self._loss = folder.plan.loss
         self._share = _shares(folder.plan, data, seed)

@@ -110,8 +110,8 @@ def _groups(facts: Sequence[SyncFacts], options: Mapping[str, Options], prices: 
 
 def _ruled(fact: SyncFacts, options: Options) -> int:
     """Return the option that the paper's rules take: sparse ones on servers, others AllReduced."""
-    wanted = "servers" if fact.sparse else "all_reduce"
-    return next((index for index, option in enumerate(options) if option.method == wanted), 0)
+    method = "servers" if fact.sparse else "all_reduce"
+    return next((index for index, option in enumerate(options) if option.method == method), 0)
 
 
 def _take_one_each(model: cp_model.CpModel, group: _Group) -> list[cp_model.IntVar]:

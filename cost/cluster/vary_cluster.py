@@ -65,12 +65,12 @@ def with_hosts(cluster: Cluster, count: int) -> Cluster:
     """
     first_hosts, last = cluster.hosts[:count], cluster.hosts[-1]
     names = {name for host in first_hosts for name in _names(host)}
-    gone = {name for host in cluster.hosts for name in _names(host)} - names
+    left_out = {name for host in cluster.hosts for name in _names(host)} - names
     inner = _inner_switches(cluster, last)
     own = (*_names(last), *inner)
     direct = _direct_link(cluster, own)
     hosts, switches = list(first_hosts), list(cluster.switches)
-    links = [link for link in cluster.links if gone.isdisjoint(link.ends)]
+    links = [link for link in cluster.links if left_out.isdisjoint(link.ends)]
     alike = [dict(zip(own, own, strict=True))]
     for number in range(len(cluster.hosts) + 1, count + 1):
         renamed = {name: f"{name}-{number}" for name in own}

@@ -56,15 +56,15 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
         if kind not in live:  # ranks of one kind do the same
             live[kind] = live_bytes(plan, rank)
         own = in_buffers if not rank.slices else in_buffers | {piece.value for piece in rank.slices}
-        held = [(variables[piece.variable], piece) for piece in rank.held if piece.value not in own]
-        sizes = [(variable.role, held_bytes(piece, variable)) for variable, piece in held]
+        pieces = [(variables[piece.variable], piece) for piece in rank.held if piece.value not in own]
+        sizes = [(variable.role, held_bytes(piece, variable)) for variable, piece in pieces]
         need = DeviceMemory(
             rank=rank.rank,
             variables_bytes=sum(nbytes for _, nbytes in sizes),
             slots_bytes=sum(nbytes for role, nbytes in sizes if role != "parameter"),
             buffers_bytes=buffers[rank.sites],
-            values_bytes=live[kind].kept,
-            activations_bytes=live[kind].peak - live[kind].kept,
+            values_bytes=live[kind].between_runs,
+            activations_bytes=live[kind].peak - live[kind].between_runs,
             limit_bytes=limit_bytes(rank, hosts[rank.host]),
         )
         needs.append(need)
@@ -95,7 +95,7 @@ def check_memory(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
 
 def _largest(plan: Plan, rank: Rank) -> tuple[str, int]:
     variables = {variable.name: variable for variable in plan.variables}
-    sizes = {held.variable: held_bytes(held, variables[held.variable]) for held in rank.held}
+    sizes = {piece.variable: held_bytes(piece, variables[piece.variable]) for piece in rank.held}
     return max(sizes.items(), key=lambda item: (item[1], item[0]), default=("none", 0))
 
 

@@ -269,9 +269,9 @@ def _give_sizes(value: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> None:
 def _forget_outputs(graph: onnx.GraphProto) -> None:
     """Drop what outputs declare, whose sizes may be symbolic. Of what is given, that would hide the shape."""
     inputs = {value.name for value in (*graph.input, *graph.initializer)}
-    made = [value for value in graph.output if value.name not in inputs]
+    outputs = [value for value in graph.output if value.name not in inputs]
     del graph.output[:]
-    graph.output.extend(made)
+    graph.output.extend(outputs)
     for value in graph.output:
         value.type.tensor_type.ClearField("shape")
 

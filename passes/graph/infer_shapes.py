@@ -144,8 +144,8 @@ def limited_memory(model: onnx.ModelProto, room_bytes: int | None = None) -> Ite
         yield
         return
     room_bytes = _room_of(model) if room_bytes is None else room_bytes
-    wanted = taken_bytes + room_bytes + MOST_COPIES * _bytes_of(model)
-    soft = wanted if before[0] == resource.RLIM_INFINITY else min(wanted, before[0])
+    limit_bytes = taken_bytes + room_bytes + MOST_COPIES * _bytes_of(model)
+    soft = limit_bytes if before[0] == resource.RLIM_INFINITY else min(limit_bytes, before[0])
     resource.setrlimit(resource.RLIMIT_AS, (soft, before[1]))
     try:
         yield

@@ -23,12 +23,12 @@ def reads_of(node: gs.Node) -> Iterator[gs.Tensor]:
 
 def ancestors(graph: gs.Graph, tensors: Iterable[str], cut: frozenset[str] = frozenset()) -> set[str]:
     """Return the tensors and all that they are computed from, not looking behind `cut`."""
-    wanted = set(tensors)
+    leading = set(tensors)
     for node in reversed(graph.nodes):
         results = {result.name for result in node.outputs}
-        if (results & wanted) - cut:
-            wanted.update(read.name for read in reads_of(node))
-    return wanted
+        if (results & leading) - cut:
+            leading.update(read.name for read in reads_of(node))
+    return leading
 
 
 def descendants(graph: gs.Graph, tensors: Iterable[str], cut: frozenset[str] = frozenset()) -> set[str]:

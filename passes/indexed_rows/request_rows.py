@@ -52,16 +52,16 @@ def request_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
     (host_ids,), host_counts = gather_rows(out, [own], f"{name}.host")
     in_order, host_inverse = sort_ids(out, host_ids, f"{name}.host_unique", "server", merge=merge)
     counts = count_by_owner(out, in_order, requested.parameter, f"{name}.by_owner")
-    (wanted,), wanted_counts = all_to_all_rows(out, [in_order], counts, f"{name}.wanted")
-    request = RowRequest(ids, inverse, host_inverse, host_counts, wanted_counts, share, drawn)
+    (requested_ids,), requested_counts = all_to_all_rows(out, [in_order], counts, f"{name}.wanted")
+    request = RowRequest(ids, inverse, host_inverse, host_counts, requested_counts, share, drawn)
     lowering.row_requests[node.name] = request
     levels: tuple[tuple[gs.Variable, Level], ...]
-    levels = ((own, "worker"), (host_ids, "host"), (in_order, "host"), (wanted, "host"))
+    levels = ((own, "worker"), (host_ids, "host"), (in_order, "host"), (requested_ids, "host"))
     for value, level in levels:
         rows_of_ids = _expected(lowering, requested.parameter, request, level)
         out.nbytes[value.name] = round(rows_of_ids * INT64.itemsize)
     first = out.first_row(requested.parameter)
-    local = out.emit("Sub", [wanted, first], f"{name}.local", INT64, "server")
+    local = out.emit("Sub", [requested_ids, first], f"{name}.local", INT64, "server")
     dtype = lowering.facts.dtypes[table.name]
     rows = lowering.need(table.name, Layout("server", owned))
     gathered = out.emit("Gather", [rows, local], f"{name}.found", dtype, "server")

@@ -113,12 +113,12 @@ class RowSeparation:
 
 def _nodes_before(joins: Iterable[gs.Node], carriers: list[gs.Node]) -> list[gs.Node]:
     """Return the carriers that the meetings are computed from, in order."""
-    wanted = {read.name for node in joins for read in node.inputs}
+    leading = {read.name for node in joins for read in node.inputs}
     nodes: list[gs.Node] = []
     for node in reversed(carriers):
-        if any(output.name in wanted for output in node.outputs):
+        if any(output.name in leading for output in node.outputs):
             nodes.append(node)
-            wanted.update(read.name for read in reads_of(node))
+            leading.update(read.name for read in reads_of(node))
     return nodes[::-1]
 
 

@@ -67,18 +67,18 @@ def find_summed(
     Who wants a part of one cuts it there; who wants a part of another has it summed part by part.
     """
     sums: dict[str, set[str]] = {}  # tensor -> the sums that it is made of, itself where it is born partial
-    wanted = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
+    read_whole = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
     for node in around or graph.training.graph.nodes:
         inputs = zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
         read = [(tensor.name, layout.along(axis)) for tensor, layout in inputs if tensor.name in sums]
-        wanted.update(name for name, placement in read if not isinstance(placement, Partial | Split))
+        read_whole.update(name for name, placement in read if not isinstance(placement, Partial | Split))
         flowing = [sums[name] for name, placement in read if isinstance(placement, Partial)]
         for tensor in node.outputs:
             if isinstance(graph.layout(tensor.name).along(axis), Partial):
                 is_first = tensor.name in summed or not flowing
                 sums[tensor.name] = {tensor.name} if is_first else set().union(*flowing)
-    made = {name for tensor in wanted & sums.keys() for name in sums[tensor]}.intersection(summed)
-    return {name for name, behind in sums.items() if name not in summed and behind <= made}
+    made_anyway = {name for tensor in read_whole & sums.keys() for name in sums[tensor]}.intersection(summed)
+    return {name for name, behind in sums.items() if name not in summed and behind <= made_anyway}
 
 
 def _flows(
@@ -89,27 +89,27 @@ def _flows(
     yield from ((vertex + 1, _WHOLE) for name, vertex in enters.items() if name in results)
     for node in nodes:
         inputs = [tensor.name for tensor in node.inputs]
-        made = [enters[tensor.name] for tensor in node.outputs if tensor.name in enters]
-        wanted = graph.decisions[node.name].inputs
-        read = [(name, layout) for name, layout in zip(inputs, wanted, strict=True) if name in enters]
+        outputs = [enters[tensor.name] for tensor in node.outputs if tensor.name in enters]
+        targets = graph.decisions[node.name].inputs
+        read = [(name, layout) for name, layout in zip(inputs, targets, strict=True) if name in enters]
         yield from (
             (enters[name] + 1, _WHOLE) for name, layout in read if _is_summed(graph, name, layout, axis)
         )
         flows = [enters[name] + 1 for name, layout in read if isinstance(layout.along(axis), Partial)]
-        yield from ((flow, result) for result in made for flow in flows or [_BIRTH])
+        yield from ((flow, result) for result in outputs for flow in flows or [_BIRTH])
 
 
-def _is_summed(graph: LaidOutGraph, name: str, wanted: Layout, axis: int) -> bool:
+def _is_summed(graph: LaidOutGraph, name: str, target: Layout, axis: int) -> bool:
     """Tell whether a reader wants a partial tensor whole, and no part of it that is kept so."""
-    is_kept_so = axis in dict(graph.homes.get(name, ())) and isinstance(wanted.along(axis), Split)
-    ends = (layout.with_along(axis, Replicate()) for layout in (graph.layout(name), wanted))
-    is_here = graph.layout(name).site == wanted.site  # else it is summed and sent
+    is_kept_so = axis in dict(graph.homes.get(name, ())) and isinstance(target.along(axis), Split)
+    ends = (layout.with_along(axis, Replicate()) for layout in (graph.layout(name), target))
+    is_here = graph.layout(name).site == target.site  # else it is summed and sent
     is_scattered = is_kept_so and is_here and not any(layout.uneven() for layout in ends)
-    return not is_scattered and _wants_whole(graph.layout(name), wanted, axis)
+    return not is_scattered and _wants_whole(graph.layout(name), target, axis)
 
 
-def _wants_whole(native: Layout, wanted: Layout, axis: int) -> bool:
+def _wants_whole(native: Layout, target: Layout, axis: int) -> bool:
     """A partial is not wanted whole where it flows on, or is pushed to the servers that own it."""
-    target = wanted.along(axis)
-    is_pushed = native.site == "worker" and isinstance(target, Owned | Gathered)
-    return not is_pushed and not (isinstance(target, Partial) and native.site == wanted.site)
+    placement = target.along(axis)
+    is_pushed = native.site == "worker" and isinstance(placement, Owned | Gathered)
+    return not is_pushed and not (isinstance(placement, Partial) and native.site == target.site)

@@ -38,14 +38,18 @@ class NodeOrder:
         makers = {tensor.name: place for place, node in enumerate(nodes) for tensor in node.outputs}
         return NodeOrder(nodes, {name: tuple(own) for name, own in readers.items()}, makers)
 
-    def around(self, tensors: Iterable[str]) -> list[gs.Node]:
-        """Return the nodes that read or make some of the tensors, in order."""
+    def places_around(self, tensors: Iterable[str]) -> set[int]:
+        """Return the places of the nodes that read or make some of the tensors."""
         places: set[int] = set()
         for name in tensors:
             places.update(place for place, _ in self.readers.get(name, ()))
             if name in self.makers:
                 places.add(self.makers[name])
-        return [self.nodes[place] for place in sorted(places)]
+        return places
+
+    def around(self, tensors: Iterable[str]) -> list[gs.Node]:
+        """Return the nodes that read or make some of the tensors, in order."""
+        return [self.nodes[place] for place in sorted(self.places_around(tensors))]
 
 
 def with_homes(graph: LaidOutGraph, order: NodeOrder, homes: Mapping[str, Layout]) -> LaidOutGraph:
@@ -64,10 +68,9 @@ def with_homes(graph: LaidOutGraph, order: NodeOrder, homes: Mapping[str, Layout
     changed.layouts.update((name, home_of(changed, name)) for name in tensors)
     places = {place for name in tensors for place, _ in order.readers.get(name, ())}
     both = graph.homes.keys() | changed.homes.keys()
-    kept = [name for name in both if graph.homes.get(name) != changed.homes.get(name)]
-    for name in kept:
-        places.update(place for place, _ in order.readers.get(name, ()))
-        places.update([order.makers[name]] if name in order.makers else ())
+    places.update(
+        order.places_around(name for name in both if graph.homes.get(name) != changed.homes.get(name))
+    )
     _decide_again(changed, order, places)
     return changed
 

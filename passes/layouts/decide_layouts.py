@@ -230,12 +230,12 @@ def _asked_factor(rule: ShardingRule, operand: int | None, split: Split) -> tupl
 
 
 def decide_on_table(
-    node: NodeFacts, layouts: Sequence[Layout], axis: int, wanted: Split | None
+    node: NodeFacts, layouts: Sequence[Layout], axis: int, result_rows: Split | None
 ) -> AxisDecision | None:
     """Read rows of a table, or add to them, where they are along an axis, by ids that are whole there.
 
-    What ranks read is summed, so it has to be numbers: masks are not. `wanted`: how what a ScatterND makes is
-    kept by rows, if it is.
+    What ranks read is summed, so it has to be numbers: masks are not. `result_rows`: how what a
+    ScatterND makes is kept by rows, if it is.
     """
     reads = node.op == "Gather" and node.attribute("axis", 0) == 0
     adds = node.op == "ScatterND" and node.attribute("reduction") == "add"
@@ -246,7 +246,7 @@ def decide_on_table(
         return None
     if reads and is_cut and node.outputs[0].dtype in SUMMED:
         return AxisDecision((rows, Replicate()), (Partial("sum"),), cuts_table=True)
-    table_placement = rows if is_cut else None if in_rows else wanted
+    table_placement = rows if is_cut else None if in_rows else result_rows
     if adds and table_placement is not None:
         return AxisDecision((table_placement, Replicate(), Replicate()), (table_placement,), cuts_table=True)
     return None

@@ -277,13 +277,13 @@ def _decide_on_table(
     is_one_id_a_row = node.op != "ScatterND" or graph.facts.shape(node.inputs[1].name)[-1:] == (1,)
     if not layouts or not is_one_id_a_row:
         return None
-    table, made = node.inputs[0].name, node.outputs[0].name
+    table, result = node.inputs[0].name, node.outputs[0].name
     site = graph.configuration.site_of(node.name)
-    homes = dict(graph.homes.get(made, ()))  # perhaps on another mesh
+    homes = dict(graph.homes.get(result, ()))  # perhaps on another mesh
     in_rows = [number for number, split in homes.items() if split.axis == 0] == [axis]
-    wanted = graph.cut_at(site, made, axis, homes[axis]) if in_rows else None
+    placement = graph.cut_at(site, result, axis, homes[axis]) if in_rows else None
     here = [graph.divided_at(site, table, layouts[0]), *layouts[1:]]
-    table_split = wanted if isinstance(wanted, Split) and wanted.outer == 1 else None
+    table_split = placement if isinstance(placement, Split) and placement.outer == 1 else None
     return decide_on_table(known, here, axis, table_split)
 
 

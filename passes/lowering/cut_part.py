@@ -18,14 +18,14 @@ INT64 = np.dtype(np.int64)
 
 
 def cut_part(
-    lowering: Lowering, tensor: str, whole: gs.Tensor, wanted: Layout, change: LayoutChange
+    lowering: Lowering, tensor: str, whole: gs.Tensor, target: Layout, change: LayoutChange
 ) -> gs.Tensor:
     """Cut a part along a mesh axis out of a tensor that is whole there."""
-    split = wanted.along(change.axis)
+    split = target.along(change.axis)
     assert isinstance(split, Split)
-    name = lowering.value_name(tensor, wanted)
+    name = lowering.value_name(tensor, target)
     if isinstance(whole, gs.Constant) and not split.uneven and _is_uniform(whole, split.axis):
-        length = whole.values.shape[split.axis] // lowering.graph.meshes.size(wanted.site, change.axis)
+        length = whole.values.shape[split.axis] // lowering.graph.meshes.size(target.site, change.axis)
         return gs.Constant(name, whole.values.take(range(length), axis=split.axis))
     sizes = lowering.local_sizes(tensor, change.before)
     if split.outer == 1:

@@ -16,14 +16,14 @@ from partc.runtime.plan.moves import find_moves, region_of
 from partc.runtime.plan.program import Exchange, Move, Region
 
 
-def exchange(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -> gs.Tensor:
+def exchange(lowering: Lowering, tensor: str, source: Layout, target: Layout) -> gs.Tensor:
     """Return the value that holds a tensor as wanted on another mesh.
 
     Raises UnsupportedModel where the sizes of its pieces follow the data.
     """
     axis = lowering.graph.meshes.microbatch_axis
     if axis is not None:  # it is sent as often as it is made: whole micro-batches, or parts of each
-        source = source.with_along(axis, wanted.along(axis))
+        source = source.with_along(axis, target.along(axis))
     if not lowering.graph.has_fixed_pieces(tensor):
         raise UnsupportedModel(
             "a tensor whose size is not known when compiling goes between devices of operators' own",
@@ -32,16 +32,16 @@ def exchange(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) ->
             "does, or give the operators that share it the same devices",
         )
     operand = lowering.need(tensor, source)
-    result = gs.Variable(lowering.value_name(tensor, wanted), dtype=lowering.facts.dtypes[tensor])
+    result = gs.Variable(lowering.value_name(tensor, target), dtype=lowering.facts.dtypes[tensor])
     shape = lowering.facts.shape(tensor)
     lowering.out.communicate(
         "Exchange",
         [operand],
         [result],
         site=source.site,
-        to=wanted.site,
+        to=target.site,
         source=source,
-        target=wanted,
+        target=target,
         shape=shape,
     )
     return result

@@ -23,11 +23,11 @@ def has_parameter_rows(lowering: Lowering, tensor: str, parameter: str) -> bool:
     return tensor in lowering.facts.fixed_shapes and lowering.facts.shape(tensor)[:1] == (rows,)
 
 
-def gather_owned(lowering: Lowering, tensor: str, owned: Owned, wanted: Layout) -> gs.Tensor:
+def gather_owned(lowering: Lowering, tensor: str, owned: Owned, target: Layout) -> gs.Tensor:
     """Return on every worker what the servers own of a tensor."""
     piece = lowering.need(tensor, Layout("server", owned))
     out = lowering.out
-    result = gs.Variable(lowering.value_name(tensor, wanted), dtype=piece.dtype)
+    result = gs.Variable(lowering.value_name(tensor, target), dtype=piece.dtype)
     if has_parameter_rows(lowering, tensor, owned.parameter):
         out.communicate("Pull", [piece], [result], owner=owned.parameter)
         return result

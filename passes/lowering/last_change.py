@@ -16,7 +16,7 @@ class LayoutChange:
 
 
 def last_change(
-    native: Layout, wanted: Layout, divides: Callable[[Layout], bool], moments: int | None = None
+    native: Layout, target: Layout, divides: Callable[[Layout], bool], moments: int | None = None
 ) -> LayoutChange:
     """Return the last step from a layout to another on the same mesh.
 
@@ -26,21 +26,21 @@ def last_change(
     `moments`: the axis of micro-batches, if there is one. Each rank sums over these before anything that is
     a term along another axis too is sent, so that it is sent once and not for every micro-batch.
     """
-    count = max(len(native.placements), len(wanted.placements))
+    count = max(len(native.placements), len(target.placements))
     undone: list[int] = []
     cut: list[int] = []
-    for place in {(split.axis, split.outer) for _, split in (*native.splits(), *wanted.splits())}:
+    for place in {(split.axis, split.outer) for _, split in (*native.splits(), *target.splits())}:
         has, wants = (
             [(a, split) for a, split in layout.splits() if (split.axis, split.outer) == place]
-            for layout in (native, wanted)
+            for layout in (native, target)
         )
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(has, wants, strict=False)))
         if wants[shared:]:
             cut.append(wants[-1][0])
-        elif has[shared:] and isinstance(wanted.along(has[shared][0]), Replicate):
-            undone += [has[shared][0]] if divides(wanted.with_along(*has[shared])) else []
-    changing = [axis for axis in range(count) if native.along(axis) != wanted.along(axis)]
-    pairs = {axis: (native.along(axis), wanted.along(axis)) for axis in changing}
+        elif has[shared:] and isinstance(target.along(has[shared][0]), Replicate):
+            undone += [has[shared][0]] if divides(target.with_along(*has[shared])) else []
+    changing = [axis for axis in range(count) if native.along(axis) != target.along(axis)]
+    pairs = {axis: (native.along(axis), target.along(axis)) for axis in changing}
     reduced = [axis for axis, pair in pairs.items() if not any(isinstance(p, Split) for p in pair)]
     is_sent = any(isinstance(own, Partial) for axis, (own, _) in pairs.items() if axis != moments)
     if moments is not None and moments in reduced and is_sent and isinstance(native.along(moments), Partial):
@@ -49,7 +49,7 @@ def last_change(
         axis = max(cut, key=lambda a: (isinstance(native.along(a), Partial), a))
         source = native.along(axis)
         return LayoutChange(
-            wanted.with_along(axis, source if isinstance(source, Partial) else Replicate()), axis
+            target.with_along(axis, source if isinstance(source, Partial) else Replicate()), axis
         )
     axis = min(undone or reduced)
-    return LayoutChange(wanted.with_along(axis, native.along(axis)), axis)
+    return LayoutChange(target.with_along(axis, native.along(axis)), axis)

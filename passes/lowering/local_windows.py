@@ -16,8 +16,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
+from partc.passes.lowering.overlap import Pads, by_place, pad
 from partc.passes.lowering.weigh_windows import Ranges, SpaceParts, WindowWeights, weigh, window_weights
-from partc.passes.lowering.widen import Pads, by_place, pad
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.windows import window_functions as functions
 from partc.passes.windows.read_windows import (
@@ -80,10 +80,10 @@ def local_node(lowering: Lowering, node: gs.Node, decision: Decision) -> LocalNo
         return LocalNode(node.op, dict(node.attrs))
     weights: tuple[WindowWeights, ...] = ()
     if node.op == "AveragePool":
-        made = {axis: equal.of(windows.target[axis]) for axis, equal in parts.items()} | uneven
+        sizes = {axis: equal.of(windows.target[axis]) for axis, equal in parts.items()} | uneven
         counted = counted_padding(node, windows)
         is_stretched = bool(node.attrs.get("ceil_mode", 0)) and counted is not None
-        weights = window_weights(windows, counted, made, is_stretched)
+        weights = window_weights(windows, counted, sizes, is_stretched)
     return LocalNode(node.op, _local_attributes(node, windows, {*parts, *uneven}), weights=weights)
 
 
@@ -216,8 +216,8 @@ def _vary(windows: Windows, kind: str, axis: int, parts: Ranges) -> tuple[Window
     if kind == "ConvWeightGrad":
         return windows.varying(axis, max(stop - start for start, stop in parts)), ()
     readers = [windows.readers(axis, *part) for part in parts]
-    made = [windows.entries_read(axis, *some) for some in readers]
-    around = [(of[0] - part[0], part[1] - of[1]) for part, of in zip(parts, made, strict=True)]
+    entries = [windows.entries_read(axis, *some) for some in readers]
+    around = [(of[0] - part[0], part[1] - of[1]) for part, of in zip(parts, entries, strict=True)]
     least = (0, 0)
     if kind != "MaxPoolGrad":  # a ConvTranspose leaves out what no rank wants
         before, after = (max(0, min(-end for end in ends)) for ends in zip(*around, strict=True))
@@ -278,22 +278,22 @@ def operands_of(
 
 
 def finish_part(
-    lowering: Lowering, made: gs.Tensor, name: str, local: LocalNode, operands: Sequence[gs.Tensor]
+    lowering: Lowering, result: gs.Tensor, name: str, local: LocalNode, operands: Sequence[gs.Tensor]
 ) -> gs.Tensor:
     """Return the part `name` of what the op of a part has made. `operands`: the node's."""
     out, rank = lowering.out, len(lowering.out.shapes[name])
     site = out.meanings[name][1].site
     if local.weighs_result:
-        out.nbytes.setdefault(made.name, out.nbytes[name])
-        return weigh(lowering, made, name, local.weights, rank, site)
+        out.nbytes.setdefault(result.name, out.nbytes[name])
+        return weigh(lowering, result, name, local.weights, rank, site)
     if local.adds is None:
-        return _cut_to_part(lowering, made, name, local)
+        return _cut_to_part(lowering, result, name, local)
     out.shapes[f"{name}.unbiased"], out.nbytes[f"{name}.unbiased"] = out.shapes[name], out.nbytes[name]
-    out.nbytes.setdefault(made.name, out.nbytes[name])
-    part = pad(lowering, made, f"{name}.unbiased", local.pads, np.zeros((), made.dtype), site)
+    out.nbytes.setdefault(result.name, out.nbytes[name])
+    part = pad(lowering, result, f"{name}.unbiased", local.pads, np.zeros((), result.dtype), site)
     axes = constant(f"{name}.bias.axes", list(range(1, rank - 1)), np.int64)
-    bias = out.emit("Unsqueeze", [operands[local.adds], axes], f"{name}.bias", made.dtype, site)
-    return out.emit("Add", [part, bias], name, made.dtype, site)
+    bias = out.emit("Unsqueeze", [operands[local.adds], axes], f"{name}.bias", result.dtype, site)
+    return out.emit("Add", [part, bias], name, result.dtype, site)
 
 
 def _cut_to_part(lowering: Lowering, wide: gs.Tensor, name: str, local: LocalNode) -> gs.Tensor:

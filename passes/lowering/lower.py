@@ -69,12 +69,12 @@ class _Lowerer(Lowering):
         native = [v.next for v in training.variables.values() if homes[v.name] == self.graph.layout(v.name)]
         self._lower_in_order([*training.outputs, *native])
         for name in training.outputs:
-            wanted = _as_fetched(self.graph, name, self._output_site())
-            value = self.need(name, wanted)
+            target = _as_fetched(self.graph, name, self._output_site())
+            value = self.need(name, target)
             if isinstance(value, gs.Constant):
-                value = self.out.emit("Identity", [value], f"{name}.out", value.dtype, wanted.site)
+                value = self.out.emit("Identity", [value], f"{name}.out", value.dtype, target.site)
             public = training.output_names.get(name, name)
-            self.out.outputs.append((public, value.name, wanted))
+            self.out.outputs.append((public, value.name, target))
         for name, home in homes.items():
             self.need(name, home)
         done = 0
@@ -100,18 +100,18 @@ class _Lowerer(Lowering):
 
     def _lower_in_order(self, tensors: Iterable[str]) -> None:
         """Lower from first to last what these tensors come from, so that need() recurses little."""
-        wanted: dict[str, list[Layout]] = defaultdict(list)
+        targets: dict[str, list[Layout]] = defaultdict(list)
         for tensor in tensors:
-            wanted[tensor].append(self.graph.layout(tensor))
+            targets[tensor].append(self.graph.layout(tensor))
         needed: list[tuple[gs.Node, Decision]] = []
         for node in reversed(self.graph.training.graph.nodes):
-            results = [(result, layout) for result in node.outputs for layout in wanted[result.name]]
+            results = [(result, layout) for result in node.outputs for layout in targets[result.name]]
             decisions = [self._decision_for(*result) for result in results]
             for decision in decisions if len(decisions) == 1 else dict.fromkeys(decisions):
                 needed.append((node, decision))
                 for operand, layout in zip(node.inputs, decision.inputs, strict=True):
                     if self.facts.fixed_value(operand.name) is None:
-                        wanted[operand.name].append(layout)
+                        targets[operand.name].append(layout)
         for node, decision in reversed(needed):
             self.lower(node, decision)
 
@@ -207,28 +207,28 @@ class _Lowerer(Lowering):
         known = {(divided[0].name, divided[1])}
         while waiting:
             node, decision = waiting.pop()
-            for operand, wanted in zip(node.inputs, decision.inputs, strict=True):
-                before = self._divided_alone(operand.name, wanted)
+            for operand, target in zip(node.inputs, decision.inputs, strict=True):
+                before = self._divided_alone(operand.name, target)
                 if before is not None and (before[0].name, before[1]) not in known:
                     known.add((before[0].name, before[1]))
                     chain.append(before)
                     waiting.append(before)
-        for node, decision in sorted(chain, key=lambda made: self._places[made[0].name]):
+        for node, decision in sorted(chain, key=lambda pair: self._places[pair[0].name]):
             self.lower(node, decision)
         node, decision = divided
         return self.lower(node, decision)[_index(node, self.source(tensor))]
 
-    def _divided_alone(self, tensor: str, wanted: Layout) -> tuple[gs.Node, Decision] | None:
+    def _divided_alone(self, tensor: str, target: Layout) -> tuple[gs.Node, Decision] | None:
         """Return the node that makes a tensor, and how it makes a part, if nothing but a cut is wanted."""
-        if not tensor or (tensor, wanted) in self._values or not wanted.splits():
+        if not tensor or (tensor, target) in self._values or not target.splits():
             return None
-        native, shape = self.native(tensor, wanted.site), self.facts.shape(tensor)
-        axes = range(max(len(native.placements), len(wanted.placements)))
-        changes = [(native.along(a), wanted.along(a)) for a in axes if native.along(a) != wanted.along(a)]
+        native, shape = self.native(tensor, target.site), self.facts.shape(tensor)
+        axes = range(max(len(native.placements), len(target.placements)))
+        changes = [(native.along(a), target.along(a)) for a in axes if native.along(a) != target.along(a)]
         if not changes or not all(isinstance(o, Replicate) and isinstance(w, Split) for o, w in changes):
             return None
-        change = last_change(native, wanted, lambda layout: self.graph.meshes.divides(layout, shape))
-        return self._divided(tensor, wanted, change.axis)
+        change = last_change(native, target, lambda layout: self.graph.meshes.divides(layout, shape))
+        return self._divided(tensor, target, change.axis)
 
     def _divided(self, tensor: str, layout: Layout, axis: int) -> tuple[gs.Node, Decision] | None:
         """Return the node that makes a tensor, and how it makes just a part along a mesh axis, if it can."""
@@ -267,20 +267,20 @@ class _Lowerer(Lowering):
         """Tell whether a sum would be cut before it is scattered, into parts of which some are larger."""
         return any(
             self.graph.sums_before(operand.name, axis)
-            and isinstance(wanted.along(axis), Split)
-            and not self.graph.has_fixed_pieces(operand.name, wanted.with_along(axis, Replicate()))
-            for operand, wanted in zip(node.inputs, divided.inputs, strict=True)
+            and isinstance(target.along(axis), Split)
+            and not self.graph.has_fixed_pieces(operand.name, target.with_along(axis, Replicate()))
+            for operand, target in zip(node.inputs, divided.inputs, strict=True)
             if operand.name
-            for axis in range(len(wanted.placements))
+            for axis in range(len(target.placements))
         )
 
     def _cuts_more(self, node: gs.Node, divided: Decision, tensor: str) -> bool:
         """Tell whether a variable would be cut that is larger than what is made, such as a table of rows."""
         return any(
             operand.name in self.graph.training.variables
-            and wanted.placements != self.graph.layout(operand.name).placements
+            and target.placements != self.graph.layout(operand.name).placements
             and self.facts.nbytes(operand.name) > self.facts.nbytes(tensor)
-            for operand, wanted in zip(node.inputs, divided.inputs, strict=True)
+            for operand, target in zip(node.inputs, divided.inputs, strict=True)
         )
 
 

@@ -51,8 +51,8 @@ def _part(lowering: Lowering, node: gs.Node, decision: Decision) -> TableShard:
     parts = lowering.graph.meshes.size(decision.site, axis)
     split = decision.inputs[0].along(axis)
     if isinstance(split, Split) and split.uneven:  # of a factor: [B, T] made one has rows of T entries
-        held = (FactorPart(split.uneven, (axis,)),), rows // split.uneven
-        own = PartNumber(*held, "start"), PartNumber(*held)
+        rows_per_part = (FactorPart(split.uneven, (axis,)),), rows // split.uneven
+        own = PartNumber(*rows_per_part, "start"), PartNumber(*rows_per_part)
         first, count = (lowering.out.numbers(decision.site, (number,)) for number in own)
         return TableShard(first, count, rows)
     count = constant(f"{node.name}.row_count.{axis}", [rows // parts], np.int64)

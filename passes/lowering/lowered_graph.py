@@ -259,11 +259,11 @@ class LoweredGraph:
 
     def prune(self) -> None:
         """Delete nodes whose results nobody reads."""
-        wanted = {state.next for state in self.states} | {value for _, value, _ in self.outputs}
+        leading = {state.next for state in self.states} | {value for _, value, _ in self.outputs}
         needed: list[gs.Node] = []
         for node in reversed(self.nodes):
-            if any(tensor.name in wanted for tensor in node.outputs):
-                wanted.update(tensor.name for tensor in node.inputs)
+            if any(tensor.name in leading for tensor in node.outputs):
+                leading.update(tensor.name for tensor in node.inputs)
                 needed.append(node)
         self.nodes = needed[::-1]
 

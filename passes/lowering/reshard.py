@@ -37,7 +37,8 @@ from partc.passes.lowering.gather_owned import gather_owned, has_parameter_rows,
 from partc.passes.lowering.last_change import LayoutChange, last_change
 from partc.passes.lowering.lowered_graph import PieceCut, constant
 from partc.passes.lowering.lowering import Lowering
-from partc.passes.lowering.widen import overlap, pad_overlapping, widen
+from partc.passes.lowering.overlap import overlap, pad_overlapping
+from partc.passes.lowering.widen import widen
 from partc.runtime.plan.program import Site
 
 WORKER_WHOLE = Layout("worker")
@@ -45,55 +46,55 @@ SERVER_WHOLE = Layout("server")
 INT64 = np.dtype(np.int64)
 
 
-def reshard(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
+def reshard(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> gs.Tensor:
     """Return the value that holds `tensor` as wanted, communicating as little as is known."""
-    source, target = native.along(REPLICAS), wanted.along(REPLICAS)
+    source, placement = native.along(REPLICAS), target.along(REPLICAS)
     if isinstance(source, RequestedRows):
         back = Layout("worker", source.returned)
         return (
             return_rows(lowering, tensor, source)
-            if wanted == back
-            else reshard(lowering, tensor, back, wanted)
+            if target == back
+            else reshard(lowering, tensor, back, target)
         )
-    if isinstance(target, Gathered):
-        return gather_owned(lowering, tensor, Owned(target.parameter), wanted)
-    if isinstance(target, Owned):
-        return _to_owners(lowering, tensor, native, wanted)
-    if any(beyond.within != beyond for _, beyond in wanted.overlapping()):
-        return pad_overlapping(lowering, tensor, wanted)
-    if "server" in (native.site, wanted.site) and native.site != wanted.site:
-        return _to_other_site(lowering, tensor, native, wanted)
-    if native.site != wanted.site:
+    if isinstance(placement, Gathered):
+        return gather_owned(lowering, tensor, Owned(placement.parameter), target)
+    if isinstance(placement, Owned):
+        return _to_owners(lowering, tensor, native, target)
+    if any(beyond.within != beyond for _, beyond in target.overlapping()):
+        return pad_overlapping(lowering, tensor, target)
+    if "server" in (native.site, target.site) and native.site != target.site:
+        return _to_other_site(lowering, tensor, native, target)
+    if native.site != target.site:
         sent = _sums_made(native)
-        if not lowering.graph.meshes.are_paired(sent.site, wanted.site):
-            native = _placed_apart(lowering, tensor, sent, wanted)
-            if native == wanted:
-                return exchange(lowering, tensor, sent, wanted)
-        elif wanted.placements == sent.placements:
-            return _to_stage(lowering, tensor, sent, wanted)
+        if not lowering.graph.meshes.are_paired(sent.site, target.site):
+            native = _placed_apart(lowering, tensor, sent, target)
+            if native == target:
+                return exchange(lowering, tensor, sent, target)
+        elif target.placements == sent.placements:
+            return _to_stage(lowering, tensor, sent, target)
         else:
-            native = Layout(wanted.site, *sent.placements)
-    if isinstance(source, Gathered) and isinstance(target, Replicate):
+            native = Layout(target.site, *sent.placements)
+    if isinstance(source, Gathered) and isinstance(placement, Replicate):
         return lowering.need(tensor, native)
-    if wanted.widened():
-        return widen(lowering, tensor, native, wanted)
-    if wanted.overlapping():
-        return overlap(lowering, tensor, native, wanted)
+    if target.widened():
+        return widen(lowering, tensor, native, target)
+    if target.overlapping():
+        return overlap(lowering, tensor, native, target)
     for axis in range(len(native.placements)):
-        if lowering.graph.sums_before(tensor, axis) and isinstance(wanted.along(axis), Replicate):
+        if lowering.graph.sums_before(tensor, axis) and isinstance(target.along(axis), Replicate):
             native = native.with_along(axis, Replicate())
-    if _moves_between_splits(lowering, tensor, native, wanted):
-        return exchange(lowering, tensor, native, wanted)
+    if _moves_between_splits(lowering, tensor, native, target):
+        return exchange(lowering, tensor, native, target)
     shape = lowering.facts.shape(tensor)
     meshes = lowering.graph.meshes
-    change = last_change(native, wanted, lambda layout: meshes.divides(layout, shape), meshes.microbatch_axis)
-    return _change_axis(lowering, tensor, wanted, change)
+    change = last_change(native, target, lambda layout: meshes.divides(layout, shape), meshes.microbatch_axis)
+    return _change_axis(lowering, tensor, target, change)
 
 
-def _moves_between_splits(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> bool:
+def _moves_between_splits(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> bool:
     """Tell whether ranks of a mesh have one part and want another: gathering would bring them all parts."""
-    axes = range(max(len(native.placements), len(wanted.placements)))
-    pairs = [(native.along(axis), wanted.along(axis)) for axis in axes]
+    axes = range(max(len(native.placements), len(target.placements)))
+    pairs = [(native.along(axis), target.along(axis)) for axis in axes]
     are_pieces = all(
         (isinstance(own, Split | Replicate) and isinstance(p, Split | Replicate))
         or (isinstance(own, PerReplica) and own == p)
@@ -101,75 +102,75 @@ def _moves_between_splits(lowering: Lowering, tensor: str, native: Layout, wante
     )
     is_moved = any(isinstance(own, Split) and isinstance(p, Split) and own != p for own, p in pairs)
     micro = lowering.graph.meshes.microbatch_axis
-    if not (are_pieces and is_moved and lowering.graph.has_fixed_pieces(tensor)) or wanted.site == "server":
+    if not (are_pieces and is_moved and lowering.graph.has_fixed_pieces(tensor)) or target.site == "server":
         return False
-    return micro is None or lowering.graph.meshes.have_same_samples(native, wanted)
+    return micro is None or lowering.graph.meshes.have_same_samples(native, target)
 
 
 def _sums_made(layout: Layout) -> Layout:
     return Layout(layout.site, *(Replicate() if isinstance(p, Partial) else p for p in layout.placements))
 
 
-def _placed_apart(lowering: Lowering, tensor: str, sent: Layout, wanted: Layout) -> Layout:
+def _placed_apart(lowering: Lowering, tensor: str, sent: Layout, target: Layout) -> Layout:
     """Return how a tensor arrives from a mesh of another shape: as it is wanted, as far as that goes."""
-    for axis, widened in wanted.widened():
-        wanted = wanted.with_along(axis, Split(widened.axis))
+    for axis, widened in target.widened():
+        target = target.with_along(axis, Split(widened.axis))
     micro = lowering.graph.meshes.microbatch_axis
-    if micro is None or lowering.graph.meshes.have_same_samples(sent, wanted):
-        return wanted
-    return wanted.with_along(micro, Replicate())
+    if micro is None or lowering.graph.meshes.have_same_samples(sent, target):
+        return target
+    return target.with_along(micro, Replicate())
 
 
-def _to_stage(lowering: Lowering, tensor: str, source: Layout, wanted: Layout) -> gs.Tensor:
+def _to_stage(lowering: Lowering, tensor: str, source: Layout, target: Layout) -> gs.Tensor:
     """Send each rank's piece to the rank at its place in another mesh of the same shape."""
     operand = lowering.need(tensor, source)
-    result = _result(lowering, tensor, wanted)
+    result = _result(lowering, tensor, target)
     if lowering.graph.has_fixed_pieces(tensor, source):
-        lowering.out.communicate("ToStage", [operand], [result], site=source.site, to=wanted.site)
+        lowering.out.communicate("ToStage", [operand], [result], site=source.site, to=target.site)
         return result
     counts = gs.Variable(f"{result.name}.counts", dtype=INT64)
     lowering.out.nbytes.setdefault(operand.name, lowering.local_nbytes(tensor, source))
     lowering.out.communicate(
-        "RowsToStage", [operand], [result], received_counts=counts, site=source.site, to=wanted.site
+        "RowsToStage", [operand], [result], received_counts=counts, site=source.site, to=target.site
     )
     return result
 
 
-def _change_axis(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutChange) -> gs.Tensor:
-    source, target = change.before.along(change.axis), wanted.along(change.axis)
-    if isinstance(source, Partial):
-        reduces = _all_reduce if isinstance(target, Replicate) else _reduce_scatter
-        return reduces(lowering, tensor, wanted, change)
-    if isinstance(source, Split):
-        return _all_gather(lowering, tensor, wanted, change)
+def _change_axis(lowering: Lowering, tensor: str, target: Layout, change: LayoutChange) -> gs.Tensor:
+    before, after = change.before.along(change.axis), target.along(change.axis)
+    if isinstance(before, Partial):
+        reduces = _all_reduce if isinstance(after, Replicate) else _reduce_scatter
+        return reduces(lowering, tensor, target, change)
+    if isinstance(before, Split):
+        return _all_gather(lowering, tensor, target, change)
     whole = lowering.need(tensor, change.before)
-    if isinstance(target, Split):
-        part = lowering.split_locally(tensor, wanted, change.axis)
-        return part if part is not None else cut_part(lowering, tensor, whole, wanted, change)
-    assert not (isinstance(source, PerReplica) and lowering.graph.replicas > 1), (
+    if isinstance(after, Split):
+        part = lowering.split_locally(tensor, target, change.axis)
+        return part if part is not None else cut_part(lowering, tensor, whole, target, change)
+    assert not (isinstance(before, PerReplica) and lowering.graph.replicas > 1), (
         f"{tensor} of one replica is no sum of all"
     )
     return whole  # a replica's own value, or the one term of a zero, is the whole
 
 
-def _reduce_scatter(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutChange) -> gs.Tensor:
+def _reduce_scatter(lowering: Lowering, tensor: str, target: Layout, change: LayoutChange) -> gs.Tensor:
     """Sum a partial tensor and keep a part."""
-    split, partial = wanted.along(change.axis), change.before.along(change.axis)
+    split, partial = target.along(change.axis), change.before.along(change.axis)
     assert isinstance(split, Split)
     assert isinstance(partial, Partial)
-    whole = wanted.with_along(change.axis, Replicate())
+    whole = target.with_along(change.axis, Replicate())
     graph = lowering.graph
     is_local = change.axis == graph.meshes.microbatch_axis  # each rank makes the sum itself
     is_summed = (tensor, change.axis) in graph.made_whole | graph.summed_anyway
     if is_local or is_summed or not graph.has_fixed_pieces(tensor, whole):
-        return cut_part(lowering, tensor, lowering.need(tensor, whole), wanted, change)
+        return cut_part(lowering, tensor, lowering.need(tensor, whole), target, change)
     operand = lowering.need(tensor, change.before)
-    result = _result(lowering, tensor, wanted)
+    result = _result(lowering, tensor, target)
     lowering.out.communicate(
         "ReduceScatter",
         [operand],
         [result],
-        site=wanted.site,
+        site=target.site,
         axes=(change.axis,),
         reduction=partial.reduction,
         cut=_cut_of(lowering, whole, split),
@@ -186,38 +187,38 @@ def _cut_of(lowering: Lowering, whole: Layout, split: Split) -> PieceCut:
     return PieceCut(split.axis, blocks, split.uneven // prod(map(mesh.size, here)))
 
 
-def _all_reduce(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutChange) -> gs.Tensor:
+def _all_reduce(lowering: Lowering, tensor: str, target: Layout, change: LayoutChange) -> gs.Tensor:
     assert (tensor, change.axis) in lowering.graph.made_whole, (
         f"{tensor} is wanted whole behind its aggregation"
     )
     placement = change.before.along(change.axis)
     assert isinstance(placement, Partial)
     operand = lowering.need(tensor, change.before)
-    result = _result(lowering, tensor, wanted)
+    result = _result(lowering, tensor, target)
     lowering.out.communicate(
-        "AllReduce", [operand], [result], site=wanted.site, axes=(change.axis,), reduction=placement.reduction
+        "AllReduce", [operand], [result], site=target.site, axes=(change.axis,), reduction=placement.reduction
     )
     return result
 
 
-def _to_other_site(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
-    if not wanted.is_whole:
-        return reshard(lowering, tensor, WORKER_WHOLE, wanted)
+def _to_other_site(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> gs.Tensor:
+    if not target.is_whole:
+        return reshard(lowering, tensor, WORKER_WHOLE, target)
     if isinstance(owned := native.along(REPLICAS), Owned):
-        return gather_owned(lowering, tensor, owned, wanted)
+        return gather_owned(lowering, tensor, owned, target)
     operand = lowering.need(tensor, Layout(native.site))
-    result = _result(lowering, tensor, wanted)
-    op = "ToServers" if wanted.site == "server" else "ToWorkers"
+    result = _result(lowering, tensor, target)
+    op = "ToServers" if target.site == "server" else "ToWorkers"
     lowering.out.communicate(op, [operand], [result])
     return result
 
 
-def _to_owners(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
-    owned, source = wanted.along(REPLICAS), native.along(REPLICAS)
+def _to_owners(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> gs.Tensor:
+    owned, source = target.along(REPLICAS), native.along(REPLICAS)
     assert isinstance(owned, Owned)
     if native.site == "worker" and isinstance(source, Partial):
         operand = lowering.need(tensor, native)
-        result = _result(lowering, tensor, wanted)
+        result = _result(lowering, tensor, target)
         lowering.out.communicate("Push", [operand], [result], owner=owned.parameter)
         return result
     if isinstance(source, Gathered) and not has_parameter_rows(lowering, tensor, owned.parameter):
@@ -230,7 +231,7 @@ def _to_owners(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) 
     rows = lowering.out.row_count(owned.parameter)
     end = lowering.out.emit("Add", [first, rows], f"{tensor}.end.{owned.parameter}", INT64, "server")
     axis = constant(f"{tensor}.axis.{owned.parameter}", [0], np.int64)
-    name = lowering.value_name(tensor, wanted)
+    name = lowering.value_name(tensor, target)
     return lowering.out.emit("Slice", [whole, first, end, axis], name, whole.dtype, "server")
 
 
@@ -258,7 +259,7 @@ def _result(lowering: Lowering, tensor: str, layout: Layout) -> gs.Variable:
     return gs.Variable(name, dtype=lowering.facts.dtypes[tensor])
 
 
-def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutChange) -> gs.Tensor:
+def _all_gather(lowering: Lowering, tensor: str, target: Layout, change: LayoutChange) -> gs.Tensor:
     """Gather pieces of fixed shapes as they are; others with the split factor in front."""
     split = change.before.along(change.axis)
     assert isinstance(split, Split)
@@ -266,30 +267,30 @@ def _all_gather(lowering: Lowering, tensor: str, wanted: Layout, change: LayoutC
     graph = lowering.graph
     is_local = change.axis == graph.meshes.microbatch_axis  # each rank has all pieces itself
     is_plain = graph.meshes.axes == 1 and tensor not in graph.stored
-    is_fixed = not is_plain and graph.has_fixed_pieces(tensor, wanted)
+    is_fixed = not is_plain and graph.has_fixed_pieces(tensor, target)
     if is_fixed and not is_local:
-        result = _result(lowering, tensor, wanted)
-        cut = _cut_of(lowering, wanted, split)
+        result = _result(lowering, tensor, target)
+        cut = _cut_of(lowering, target, split)
         lowering.out.communicate(
-            "AllGather", [piece], [result], site=wanted.site, axes=(change.axis,), cut=cut
+            "AllGather", [piece], [result], site=target.site, axes=(change.axis,), cut=cut
         )
         return result
     gather = _join_microbatches if is_fixed else _gather_rows
     nbytes = lowering.out.nbytes
     nbytes.setdefault(piece.name, lowering.local_nbytes(tensor, change.before))
     if split.axis == 0 and split.outer == 1:
-        result = _result(lowering, tensor, wanted)
-        gather(lowering, piece, result, wanted.site, change.axis)
+        result = _result(lowering, tensor, target)
+        gather(lowering, piece, result, target.site, change.axis)
         return result
-    fold = Fold(lowering, tensor, wanted, split)
+    fold = Fold(lowering, tensor, target, split)
     front = fold.to_front(piece)
     nbytes[front.name] = nbytes[piece.name]
     gathered = gs.Variable(f"{fold.tensor}.gathered", dtype=front.dtype)
     if is_fixed or change.before.uneven():
-        lowering.out.shapes[front.name] = fold.front_shape(split, graph.meshes.size(wanted.site, change.axis))
+        lowering.out.shapes[front.name] = fold.front_shape(split, graph.meshes.size(target.site, change.axis))
         lowering.out.shapes[gathered.name] = fold.front_shape(None, 1)
-    gather(lowering, front, gathered, wanted.site, change.axis)
-    return fold.back(gathered, lowering.value_name(tensor, wanted))
+    gather(lowering, front, gathered, target.site, change.axis)
+    return fold.back(gathered, lowering.value_name(tensor, target))
 
 
 def _join_microbatches(

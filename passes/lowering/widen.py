@@ -6,60 +6,50 @@
 Every rank sends its last entries to the member behind and its first to the member before; the first and
 the last, which get nothing from one side, pad there, so that all ranks share one segment.
 
-Of parts of any size (`overlap`), ranks get what windows read of others and of padding:
-
-    3 windows of 3 on 7 rows, stride 2, a row of padding, on 2 ranks: rank 0 has a b c d, rank 1 e f g
-
-    rank 0    0 a b c d    windows 0, 1           of a b c d, behind a row that pads
-    rank 1    d e f        window 2               of d, which rank 0 sends, e and f
-
-Every rank is sent what it lacks, by whoever has it (exchange.py), and pads what lies beyond the tensor's
-ends: how much is data, so that all ranks share one segment.
+Of parts of any size: overlap.py.
 """
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import Layout, Overlapping, Replicate, Split, Widened
-from partc.passes.lowering.exchange import exchange
-from partc.passes.lowering.lowered_graph import Number, PlaceNumber, constant
+from partc.passes.layouts.layouts import Layout, Replicate, Split, Widened
+from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
-from partc.passes.rules.sharding_rule import Fill
-from partc.runtime.plan.program import Site
+from partc.passes.lowering.overlap import fill_value
 
 INT64 = np.dtype(np.int64)
 
 
-def widen(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
+def widen(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> gs.Tensor:
     """Return the value that holds `tensor` widened along a mesh axis, as wanted along all others."""
-    axis, widened = wanted.widened()[-1]
+    axis, widened = target.widened()[-1]
     part = Split(widened.axis)
     if native.along(axis) != part:
-        return _Widening(lowering, tensor, wanted, axis).cut()
-    return _Widening(lowering, tensor, wanted, axis).exchange()
+        return _Widening(lowering, tensor, target, axis).cut()
+    return _Widening(lowering, tensor, target, axis).exchange()
 
 
 class _Widening:
     """Emits what widens a tensor along one axis of the mesh."""
 
-    def __init__(self, lowering: Lowering, tensor: str, wanted: Layout, mesh_axis: int) -> None:
-        placement = wanted.along(mesh_axis)
+    def __init__(self, lowering: Lowering, tensor: str, target: Layout, mesh_axis: int) -> None:
+        placement = target.along(mesh_axis)
         assert isinstance(placement, Widened)
         self.lowering = lowering
         self.out = lowering.out
         self.tensor = tensor
-        self.wanted = wanted
+        self.target = target
         self.mesh_axis = mesh_axis
         self.widened = placement
-        self.parts = lowering.graph.meshes.size(wanted.site, mesh_axis)
+        self.parts = lowering.graph.meshes.size(target.site, mesh_axis)
         self.dtype = lowering.facts.dtypes[tensor]
-        self.name = lowering.value_name(tensor, wanted)
-        self.shape = lowering.local_sizes(tensor, wanted)
+        self.name = lowering.value_name(tensor, target)
+        self.shape = lowering.local_sizes(tensor, target)
 
     def exchange(self) -> gs.Tensor:
         """Widen a part by what its neighbours send."""
         at = self.widened
-        part = self.lowering.need(self.tensor, self.wanted.with_along(self.mesh_axis, Split(at.axis)))
+        part = self.lowering.need(self.tensor, self.target.with_along(self.mesh_axis, Split(at.axis)))
         if self.parts == 1:
             return self._pad(part, self.name)
         own = self.shape[at.axis] - at.before - at.after
@@ -72,15 +62,15 @@ class _Widening:
             first = self._slice(part, 0, at.after, f"{self.name}.first")
             arrived = self._receive(first, "ShiftBack", f"{self.name}.behind")
             pieces.append(self._filled(arrived, self.parts - 1))
-        return self.out.emit("Concat", pieces, self.name, self.dtype, self.wanted.site, axis=at.axis)
+        return self.out.emit("Concat", pieces, self.name, self.dtype, self.target.site, axis=at.axis)
 
     def cut(self) -> gs.Tensor:
         """Cut a widened part out of what is whole along the mesh axis."""
-        at, site = self.widened, self.wanted.site
-        whole = self.lowering.need(self.tensor, self.wanted.with_along(self.mesh_axis, Replicate()))
+        at, site = self.widened, self.target.site
+        whole = self.lowering.need(self.tensor, self.target.with_along(self.mesh_axis, Replicate()))
         padded = self._pad(whole, f"{self.name}.padded")
         size = self.shape[at.axis]
-        position = self.lowering.coordinate(self.wanted.site, self.mesh_axis)
+        position = self.lowering.coordinate(self.target.site, self.mesh_axis)
         step = constant(f"{self.name}.step", [size - at.before - at.after], np.int64)
         length = constant(f"{self.name}.length", [size], np.int64)
         axis = constant(f"{self.name}.axis", [at.axis], np.int64)
@@ -93,16 +83,16 @@ class _Widening:
         arrived = gs.Variable(name, dtype=self.dtype)
         self.out.shapes[name] = self.out.shapes[strip.name]
         self.out.nbytes[name] = self.out.nbytes[strip.name]
-        self.out.communicate(op, [strip], [arrived], site=self.wanted.site, axes=(self.mesh_axis,))
+        self.out.communicate(op, [strip], [arrived], site=self.target.site, axes=(self.mesh_axis,))
         return arrived
 
     def _filled(self, arrived: gs.Tensor, end: int) -> gs.Tensor:
         """Pad with what the windows read as padding where the rank is at an end."""
         if self.widened.fill == "zero":
             return arrived
-        site, name = self.wanted.site, f"{arrived.name}.filled"
+        site, name = self.target.site, f"{arrived.name}.filled"
         number = constant(f"{arrived.name}.end", [end], np.int64)
-        position = self.lowering.coordinate(self.wanted.site, self.mesh_axis)
+        position = self.lowering.coordinate(self.target.site, self.mesh_axis)
         is_end = self.out.emit(
             "Equal", [position, number], f"{arrived.name}.is_end", np.dtype(np.bool_), site
         )
@@ -119,85 +109,17 @@ class _Widening:
             constant(f"{name}.{what}", [number], np.int64)
             for what, number in (("start", start), ("end", stop), ("axis", axis))
         ]
-        return self.out.emit("Slice", [part, *bounds], name, self.dtype, self.wanted.site)
+        return self.out.emit("Slice", [part, *bounds], name, self.dtype, self.target.site)
 
     def _pad(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
         at, rank = self.widened, len(self.shape)
         pads = np.zeros((2, rank), np.int64)
         pads[:, at.axis] = at.before, at.after
         operands = [tensor, constant(f"{name}.pads", pads.ravel().tolist(), np.int64), self._fill(name)]
-        return self.out.emit("Pad", operands, name, self.dtype, self.wanted.site)
+        return self.out.emit("Pad", operands, name, self.dtype, self.target.site)
 
     def _fill(self, name: str) -> gs.Constant:
         return gs.Constant(f"{name}.fill", np.array(fill_value(self.widened.fill, self.dtype), self.dtype))
 
     def _size(self, name: str, like: str) -> None:
         self.out.shapes[name], self.out.nbytes[name] = self.out.shapes[like], self.out.nbytes[like]
-
-
-def fill_value(fill: Fill, dtype: np.dtype) -> np.ndarray:
-    """Return what pads a tensor's ends: a scalar of its element type.
-
-    One above the lowest number, which MaxPool begins with: a window of nothing but padding has a winner too.
-    """
-    if fill == "zero":
-        return np.zeros((), dtype)
-    if dtype.kind in "iu":
-        return np.array(np.iinfo(dtype).min + 1 if dtype.kind == "i" else 0, dtype)
-    lowest = np.array(np.finfo(dtype).min, dtype)
-    return np.asarray(np.nextafter(lowest, np.zeros((), dtype)))
-
-
-Pads = dict[int, tuple[Number, Number]]  # tensor axis -> entries added before and behind; fewer than 0: cut
-
-
-def overlap(lowering: Lowering, tensor: str, native: Layout, wanted: Layout) -> gs.Tensor:
-    """Return the value that holds `tensor` with parts that overlap within it along axes of the mesh."""
-    for axis, overlapping in wanted.overlapping():
-        own = native.along(axis)
-        if not (isinstance(own, Split) and (own.axis, own.outer) == (overlapping.axis, 1)):
-            return _cut(lowering, tensor, wanted, axis, overlapping)
-    source = wanted
-    for axis, _ in wanted.overlapping():
-        source = source.with_along(axis, native.along(axis))
-    return exchange(lowering, tensor, source, wanted)
-
-
-def pad_overlapping(lowering: Lowering, tensor: str, wanted: Layout) -> gs.Tensor:
-    """Return the value that holds `tensor` with parts that overlap and reach beyond the tensor's ends."""
-    within, pads = wanted, Pads()
-    fill = np.zeros((), lowering.facts.dtypes[tensor])
-    for axis, overlapping in wanted.overlapping():
-        within = within.with_along(axis, overlapping.within)
-        if any(map(any, overlapping.pads)):
-            pads[overlapping.axis] = by_place(axis, overlapping.pads)
-            fill = fill_value(overlapping.fill, fill.dtype)
-    inner = lowering.need(tensor, within)
-    return pad(lowering, inner, lowering.value_name(tensor, wanted), pads, fill, wanted.site)
-
-
-def _cut(
-    lowering: Lowering, tensor: str, wanted: Layout, mesh_axis: int, overlapping: Overlapping
-) -> gs.Tensor:
-    """Cut out what each rank reads of what is whole along an axis of the mesh."""
-    whole = lowering.need(tensor, wanted.with_along(mesh_axis, Replicate()))
-    cuts = tuple((-start, stop - overlapping.size) for start, stop in overlapping.ranges)
-    fill = np.zeros((), lowering.facts.dtypes[tensor])
-    name = lowering.value_name(tensor, wanted)
-    return pad(lowering, whole, name, {overlapping.axis: by_place(mesh_axis, cuts)}, fill, wanted.site)
-
-
-def by_place(mesh_axis: int, pads: tuple[tuple[int, int], ...]) -> tuple[Number, Number]:
-    """Return how many entries are added before and behind, by a rank's place along an axis of the mesh."""
-    before, after = (tuple(number) for number in zip(*pads, strict=True))
-    return PlaceNumber(mesh_axis, before), PlaceNumber(mesh_axis, after)
-
-
-def pad(
-    lowering: Lowering, tensor: gs.Tensor, name: str, pads: Pads, fill: np.ndarray, site: Site
-) -> gs.Tensor:
-    """Return a tensor with entries added to its axes, or taken from them."""
-    rank = len(lowering.out.shapes[name])
-    numbers = [pads.get(axis, (0, 0))[end] for end in (0, 1) for axis in range(rank)]
-    operands = [tensor, lowering.numbers(f"{name}.pads", numbers, site), gs.Constant(f"{name}.fill", fill)]
-    return lowering.out.emit("Pad", operands, name, tensor.dtype, site)

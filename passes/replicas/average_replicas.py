@@ -107,11 +107,11 @@ class _Averaging:
     def _separated(self) -> dict[str, Gradient]:
         """Return the gradients, none of which has a tensor that another wants to meet otherwise."""
         gradients = self.training.gradients
-        wanted: dict[str, set[str]] = {}  # tensor -> what is to be inserted behind it
+        averages: dict[str, set[str]] = {}  # tensor -> what is to be inserted behind it
         for gradient in gradients.values():
             for tensor, op in self._averaged_tensors(gradient):
-                wanted.setdefault(tensor, set()).add(op)
-        contested = {tensor for tensor, ops in wanted.items() if len(ops) > 1}
+                averages.setdefault(tensor, set()).add(op)
+        contested = {tensor for tensor, ops in averages.items() if len(ops) > 1}
         if not contested:
             return gradients
         separation = RowSeparation(self.graph, self.main)

@@ -182,8 +182,8 @@ class _Walk:
 
     def _find_uniform(self, tensor: str, axis: int, outer: int, size: int) -> bool:
         value = self.facts.value(tensor)
-        if value is None and isinstance(held := self.tensors.get(tensor), gs.Constant):
-            value = held.values
+        if value is None and isinstance(constant := self.tensors.get(tensor), gs.Constant):
+            value = constant.values
         if value is not None:
             inner = value.shape[axis] // (outer * size)
             shape = (*value.shape[:axis], outer, size, inner, *value.shape[axis + 1 :])

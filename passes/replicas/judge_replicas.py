@@ -106,8 +106,8 @@ class _Judge:
         places = {(joined.kind, joined.axis, joined.outer) for joined in (ids, rows)}
         if len(places) > 1 or ids.kind != "beside" or ids.axis or ids.power:
             return "its ids and rows lie in different orders"
-        wanted = "divided by the samples" if averages else "a sum over the samples"
-        return "" if rows.power == int(averages) else f"it is not {wanted}"
+        form = "divided by the samples" if averages else "a sum over the samples"
+        return "" if rows.power == int(averages) else f"it is not {form}"
 
     def variables(self) -> Iterator[Departure]:
         for name, variable in self.training.variables.items():
@@ -131,7 +131,7 @@ class _Judge:
 
 def _explain(joined: BatchRelation, averages: bool) -> str:
     """Say why the average (or sum) of the replicas' tensors is not the whole batch's."""
-    wanted = "mean" if averages else "sum"
+    form = "mean" if averages else "sum"
     match joined.kind:
         case "coupled":
             return joined.why
@@ -140,7 +140,7 @@ def _explain(joined: BatchRelation, averages: bool) -> str:
         case "sum" if joined.power == 1 and not averages:
             return "it is a mean over the samples, not a sum"
         case "max" | "min":
-            return f"it is the {joined.kind}imum over the samples, not a {wanted}"
+            return f"it is the {joined.kind}imum over the samples, not a {form}"
         case "beside":
             return "it holds an entry for every sample of the batch"
         case _:

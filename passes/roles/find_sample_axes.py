@@ -171,8 +171,8 @@ class _Search:
     def of(cls, training: TrainingGraph, facts: Facts, to_the_end: bool = False) -> "_Search":
         graph = training.graph
         loss = None if to_the_end else training.loss
-        wanted = [t.name for t in graph.outputs] if loss is None else [loss]
-        leading = ancestors(graph, wanted)
+        ends = [t.name for t in graph.outputs] if loss is None else [loss]
+        leading = ancestors(graph, ends)
         nodes = tuple(n for n in graph.nodes if any(t.name in leading for t in n.outputs))
         producers = {tensor.name: node for node in nodes for tensor in node.outputs}
         read = {tensor.name: tensor for node in nodes for tensor in node.inputs}

@@ -310,14 +310,14 @@ def window_gradient(node: gs.Node, facts: Facts) -> ShardingRule:
     sizes |= {f"y{axis}": size for axis, size in enumerate(output[2:])}
     image, result = (("n",), ("c",), *space), (("n",), ("c",), *((f"y{a}",) for a in range(len(output) - 2)))
     is_maximum = node.op.startswith("MaxPoolGrad")
-    made = range(1 if last else 0, last + 1)  # operands that are as windows make them
-    operands: dict[int, HaloOf] = dict.fromkeys(made, Windows.halo_back)
-    reach: dict[int, EntriesOf] = dict.fromkeys(made, Windows.readers)
+    on_windows = range(1 if last else 0, last + 1)  # operands that are as windows make them
+    operands: dict[int, HaloOf] = dict.fromkeys(on_windows, Windows.halo_back)
+    reach: dict[int, EntriesOf] = dict.fromkeys(on_windows, Windows.readers)
     fills: dict[int, Fill] = {}
     if is_maximum:
         operands[0], reach[0], fills[0] = Windows.halo_of_readers, Windows.entries_of_readers, "lowest"
     rule = ShardingRule(
-        (*(image for _ in range(min(last, 1))), *(result for _ in made)),
+        (*(image for _ in range(min(last, 1))), *(result for _ in on_windows)),
         (image,),
         sizes,
         ((last,),),

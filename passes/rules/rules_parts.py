@@ -99,15 +99,15 @@ def equal_parts(node: gs.Node, facts: Facts) -> ShardingRule | None:
     del sizes[f"d{axis}"]
     whole: Dims = (*dims[:axis], ("part", "in"), *dims[axis + 1 :])
     part: Dims = (*dims[:axis], ("in",), *dims[axis + 1 :])
-    held = frozenset({"part"})
+    whole_factors = frozenset({"part"})
     if node.op == "Concat":
         indices = range(len(parts))
         terms = tuple((index,) for index in indices)
         each = tuple(part for _ in parts)
-        return ShardingRule(each, (whole,), sizes, terms, frozenset(indices), whole=held, moves=True)
+        return ShardingRule(each, (whole,), sizes, terms, frozenset(indices), whole=whole_factors, moves=True)
     outputs = tuple(part for _ in parts)
     inputs = (whole, *(None for _ in node.inputs[1:]))
-    return ShardingRule(inputs, outputs, sizes, ((0,),), LINEAR_IN_FIRST, whole=held, moves=True)
+    return ShardingRule(inputs, outputs, sizes, ((0,),), LINEAR_IN_FIRST, whole=whole_factors, moves=True)
 
 
 @dataclass(frozen=True, slots=True)

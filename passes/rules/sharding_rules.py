@@ -198,14 +198,14 @@ def _node_facts(
         {f"{side}{index}" if tensor.is_named else "": tensor for index, tensor in enumerate(tensors)}
         for side, tensors in (("input", inputs), ("output", outputs))
     )
-    read, made = (
+    operands, node_outputs = (
         [gs.Variable(f"{side}{index}" if tensor.is_named else "") for index, tensor in enumerate(tensors)]
         for side, tensors in (("input", inputs), ("output", outputs))
     )
-    for tensor, is_read in zip(made[1:], are_read, strict=True):
+    for tensor, is_read in zip(node_outputs[1:], are_read, strict=True):
         if is_read:
             gs.Node("Identity", "reader", inputs=[tensor])
-    node = gs.Node(op, "node", plain, read, made, domain)
+    node = gs.Node(op, "node", plain, operands, node_outputs, domain)
     return replace(known, rule=rule(node, Facts.alone(sources | results)))
 
 

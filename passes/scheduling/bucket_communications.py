@@ -109,7 +109,7 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
         for tensor in node.inputs:
             readers[tensor.name] = readers.get(tensor.name, 0) + 1
     sent: set[str] = set()
-    held = {state.value for state in lowered.states}
+    variables = {state.value for state in lowered.states}
     outliving = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
     nodes: list[gs.Node] = []
     for node in lowered.nodes:
@@ -127,7 +127,7 @@ def copy_where_shared(lowered: LoweredGraph, sessions: bool = False) -> None:
                 sent.add(operand.name)
             if must_copy:
                 nodes.append(_copy_operand(lowered, node))
-        elif is_message and node.op in BY_ROWS and node.inputs[0].name in held:
+        elif is_message and node.op in BY_ROWS and node.inputs[0].name in variables:
             nodes.append(_copy_operand(lowered, node))  # an update may be written while it is on its way
         nodes.append(node)
     lowered.nodes = nodes
@@ -218,14 +218,14 @@ def whole_value(node: gs.Node) -> str:
 
 def _order(lowered: LoweredGraph) -> dict[str, int]:
     """Return when what is gathered is read first, and when what is scattered is made: places of nodes."""
-    made: dict[str, int] = {}
+    places: dict[str, int] = {}
     read: dict[str, int] = {}
     for place, node in enumerate(lowered.nodes):
-        made.update((tensor.name, place) for tensor in node.outputs)
+        places.update((tensor.name, place) for tensor in node.outputs)
         for tensor in node.inputs:
             read.setdefault(tensor.name, place)
     return {
-        node.name: made.get(node.inputs[0].name, -1)
+        node.name: places.get(node.inputs[0].name, -1)
         if node.op == "ReduceScatter"
         else read.get(node.outputs[0].name, len(lowered.nodes))
         for node in lowered.nodes

@@ -60,11 +60,11 @@ def _find_chains(lowered: LoweredGraph) -> dict[str, tuple[gs.Node, ...]]:
     for node in lowered.nodes:
         for tensor in node.inputs:
             readers[tensor.name] = readers.get(tensor.name, 0) + 1
-    kept = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
+    results = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
 
     def behind(node: gs.Node) -> gs.Node | None:
         value = node.inputs[0].name
-        return makers.get(value) if readers[value] == 1 and value not in kept else None
+        return makers.get(value) if readers[value] == 1 and value not in results else None
 
     chains: dict[str, tuple[gs.Node, ...]] = {}
     for node in lowered.nodes:
@@ -85,14 +85,14 @@ def _is_sum(node: gs.Node, lowered: LoweredGraph) -> bool:
 
 def _joined(lowered: LoweredGraph, chains: Mapping[str, Sequence[gs.Node]]) -> list[gs.Node]:
     """Return the nodes, the last of each chain in place of all."""
-    gone = {node.name for chain in chains.values() for node in chain}
+    in_chains = {node.name for chain in chains.values() for node in chain}
     joint: dict[str, gs.Node] = {}
     nodes: list[gs.Node] = []
     for node in lowered.nodes:
         if node.name in chains:
             first = chains[node.name][0]
             node = joint[node.name] = _at_once(joint.get(first.name, first), node)
-        if node.name not in gone:
+        if node.name not in in_chains:
             nodes.append(node)
     return nodes
 

@@ -186,7 +186,7 @@ def body_of(name: str, functions: Mapping[str, onnx.FunctionProto]) -> str:
     return digest.hexdigest()[:8]
 
 
-def absorbed_transposes(nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> dict[str, gs.Node]:
+def absorbed_transposes(nodes: Sequence[gs.Node], read_later: AbstractSet[str]) -> dict[str, gs.Node]:
     """Return the Transposes of a chunk that vanish in the products that read them, by their results.
 
     ONNX Runtime, like transpose_products.py, reads a matrix as it lies.
@@ -194,7 +194,7 @@ def absorbed_transposes(nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> d
     transposes = {
         node.outputs[0].name: node
         for node in nodes
-        if node.op == "Transpose" and node.outputs[0].name not in wanted and _swaps_last(node)
+        if node.op == "Transpose" and node.outputs[0].name not in read_later and _swaps_last(node)
     }
     for node in nodes:
         if node.op not in PRODUCTS:

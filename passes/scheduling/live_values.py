@@ -76,12 +76,12 @@ def lives_in(
     produced_at: dict[str, int] = {}
     reads: dict[str, list[int]] = {}
     count = 0
-    for position, (read, made) in enumerate(steps):
+    for position, (inputs, outputs) in enumerate(steps):
         count += 1
-        for name in read:
+        for name in inputs:
             if name in produced_at:
                 reads[name].append(position)
-        for name in filter(None, made):
+        for name in filter(None, outputs):
             produced_at[name] = position
             reads[name] = []
     values = {value: Life(place, tuple(reads[value])) for value, place in produced_at.items()}

@@ -219,22 +219,22 @@ class ProgramMaker:
         if key not in self._segments:
             produced = [t.name for node in nodes for t in node.outputs if t.name]
             totals = {s.total.name for s in chunk.sums}
-            wanted = {v for v in produced if v in lasting or readers.get(v, set()) - {id(chunk)}} | totals
+            read_later = {v for v in produced if v in lasting or readers.get(v, set()) - {id(chunk)}} | totals
             own = replace(chunk, nodes=nodes)
-            segment = self.writer.make(own, wanted, self.program.renamed.keys())
-            work = self._work.count(nodes, wanted)
-            self._segments[key] = segment, work, self._sizes(nodes, wanted, segment)
+            segment = self.writer.make(own, read_later, self.program.renamed.keys())
+            work = self._work.count(nodes, read_later)
+            self._segments[key] = segment, work, self._sizes(nodes, read_later, segment)
         return self._segments[key]
 
-    def _sizes(self, nodes: list[gs.Node], wanted: set[str], segment: Segment) -> SegmentBytes:
-        made = {
+    def _sizes(self, nodes: list[gs.Node], read_later: set[str], segment: Segment) -> SegmentBytes:
+        sizes = {
             tensor.name: self._work.expected_bytes(tensor)
             for node in nodes
             for tensor in node.outputs
             if tensor.name not in self.program.renamed
         }
-        inner = lives_of(nodes, made, wanted).peak_bytes
-        return SegmentBytes(tuple(made.get(name, 0) for name in segment.writes), inner)
+        inner = lives_of(nodes, sizes, read_later).peak_bytes
+        return SegmentBytes(tuple(sizes.get(name, 0) for name in segment.writes), inner)
 
     def _name(self, value: str, microbatch: int | None = None) -> str:
         return self.program.renamed.get(value, self.repeated.name(value, microbatch))

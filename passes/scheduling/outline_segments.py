@@ -26,7 +26,7 @@ class SegmentOutliner:
     def __post_init__(self) -> None:
         self._racing = _racing(self.functions)
 
-    def make(self, chunk: Chunk, wanted: set[str], in_place: AbstractSet[str]) -> Segment:
+    def make(self, chunk: Chunk, read_later: set[str], in_place: AbstractSet[str]) -> Segment:
         """Return what the segment of a chunk would be, as SegmentWriter does."""
         results: list[str] = []
         reads: dict[str, None] = {}
@@ -39,7 +39,7 @@ class SegmentOutliner:
                     reads[tensor.name] = None
                     self.dtypes[tensor.name] = tensor.dtype
             self.dtypes.update((tensor.name, tensor.dtype) for tensor in node.outputs)
-        writes = tuple(name for name in results if name in wanted)
+        writes = tuple(name for name in results if name in read_later)
         return Segment("", tuple(reads), writes, any(self._races(node) for node in chunk.nodes))
 
     def _races(self, node: gs.Node) -> bool:

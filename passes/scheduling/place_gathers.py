@@ -47,11 +47,11 @@ def gather_again(lowered: LoweredGraph, forward: Collection[str]) -> None:
 
 def _copies_of_variables(lowered: LoweredGraph) -> dict[str, gs.Node]:
     """Return value -> the node that copies a variable into it."""
-    held = {state.value for state in lowered.states}
+    variables = {state.value for state in lowered.states}
     return {
         node.outputs[0].name: node
         for node in lowered.nodes
-        if node.op == "Identity" and node.inputs[0].name in held
+        if node.op == "Identity" and node.inputs[0].name in variables
     }
 
 

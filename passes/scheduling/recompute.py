@@ -67,8 +67,8 @@ class Cutter:
             nodes.append(node)
             piece_bytes += sum(self._sizes.get(tensor.name, 0) for tensor in node.outputs)
             if piece_bytes >= self._most_bytes or node is chunk.nodes[-1]:
-                made = {tensor.name for own in nodes for tensor in own.outputs}
-                sums = tuple(total for total in chunk.sums if total.term.name in made)
+                results = {tensor.name for own in nodes for tensor in own.outputs}
+                sums = tuple(total for total in chunk.sums if total.term.name in results)
                 yield replace(chunk, nodes=nodes, sums=sums)
                 nodes, piece_bytes = [], 0
 
@@ -248,22 +248,22 @@ class Recomputation:
         assert isinstance(reader.item, Chunk)
         pending = [self._maker(value, before)]
         while pending:
-            made = self._steps[pending.pop()]
-            if made.node.name in nodes:
+            maker = self._steps[pending.pop()]
+            if maker.node.name in nodes:
                 continue
-            item = made.item
+            item = maker.item
             if (
                 not isinstance(item, Chunk)
                 or item is reader.item
                 or item.is_repeated != reader.item.is_repeated
-                or _first_output(made.node) in {s.total.name for s in item.sums}  # over micro-batches
+                or _first_output(maker.node) in {s.total.name for s in item.sums}  # over micro-batches
             ):
                 return None
-            nodes[made.node.name] = made.node
-            seconds += self._seconds_of(made.node)
+            nodes[maker.node.name] = maker.node
+            seconds += self._seconds_of(maker.node)
             if seconds >= below_s:
                 return None
-            for tensor in made.node.inputs:
+            for tensor in maker.node.inputs:
                 if (place := self._missing(tensor, before)) is not None:
                     pending.append(place)
                 elif not self._is_made_before(tensor, before):

@@ -265,17 +265,17 @@ def _cut(nodes: list[gs.Node], messages: list[Communication], lane: Lane) -> lis
         for number, message in enumerate(messages)
     )
     items: list[Item] = []
-    held: list[Communication] = []
+    waiting: list[Communication] = []
     begin = 0
     for position, number in ready:
         message = messages[number]
-        held.append(message)
+        waiting.append(message)
         if message.bucket is not None and message.bucket.nbytes >= SMALL_BYTES:
             if position + 1 > begin:
                 items.append(Chunk(lane[0], nodes[begin : position + 1], lane[1]))
                 begin = position + 1
-            items += held
-            held = []
+            items += waiting
+            waiting = []
     if begin < len(nodes):
         items.append(Chunk(lane[0], nodes[begin:], lane[1]))
-    return [*items, *held]
+    return [*items, *waiting]

@@ -72,10 +72,10 @@ class WorkCounter:
         self._bodies: dict[str, tuple[int, bool]] = {}  # function -> its nodes, whether one sorts
         self._namer = KernelNamer(lowered.shapes, functions, read_shapes)
 
-    def count(self, nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> Work:
-        """Return the work of a chunk, of whose values some are `wanted` by others."""
-        cached = _cached(nodes, wanted)
-        transposes = absorbed_transposes(nodes, wanted) | self._transposes
+    def count(self, nodes: Sequence[gs.Node], read_later: AbstractSet[str]) -> Work:
+        """Return the work of a chunk, some of whose values others read."""
+        cached = _cached(nodes, read_later)
+        transposes = absorbed_transposes(nodes, read_later) | self._transposes
         kernels: dict[str | None, tuple[int, Counts]] = {}
         number = 0
         for node in nodes:
@@ -164,9 +164,9 @@ def _sum(one: Counts, other: Counts) -> Counts:
     return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
 
 
-def _cached(nodes: Sequence[gs.Node], wanted: AbstractSet[str]) -> set[str]:
+def _cached(nodes: Sequence[gs.Node], read_later: AbstractSet[str]) -> set[str]:
     """Return what stays in the cache: what one pointwise op hands to the next."""
     pointwise = [node for node in nodes if node.op in BLOCKABLE_OPS]
-    intermediates = {tensor.name for node in pointwise for tensor in node.outputs} - wanted
+    intermediates = {tensor.name for node in pointwise for tensor in node.outputs} - read_later
     outward = {t.name for node in nodes if node.op not in BLOCKABLE_OPS for t in node.inputs}
     return intermediates - outward

@@ -48,15 +48,15 @@ class SegmentWriter:
     on_cpu: bool = True  # segments run on CPUs
     dtypes: dict[str, np.dtype] = field(default_factory=dict)
 
-    def make(self, chunk: Chunk, wanted: set[str], in_place: AbstractSet[str]) -> Segment:
+    def make(self, chunk: Chunk, read_later: set[str], in_place: AbstractSet[str]) -> Segment:
         """Write a chunk, unless nobody wants anything of it; see `write`."""
-        model = self.write(chunk, wanted, in_place)
+        model = self.write(chunk, read_later, in_place)
         writes = tuple(output.name for output in model.graph.output)
         path = self.save(model, chunk) if writes else ""
         return Segment(path, tuple(entry.name for entry in model.graph.input), writes, _races(model))
 
-    def write(self, chunk: Chunk, wanted: set[str], in_place: AbstractSet[str]) -> onnx.ModelProto:
-        """Return the chunk as a model whose outputs are those of its values that are `wanted`.
+    def write(self, chunk: Chunk, read_later: set[str], in_place: AbstractSet[str]) -> onnx.ModelProto:
+        """Return the chunk as a model whose outputs are those of its values that are `read_later`.
 
         `in_place`: values that are written over a variable.
         """
@@ -70,7 +70,7 @@ class SegmentWriter:
                     constants[tensor.name] = tensor
                 elif tensor.name and tensor.name not in names:
                     inputs[tensor.name] = tensor
-        outputs = [tensor for tensor in produced if tensor.name in wanted]
+        outputs = [tensor for tensor in produced if tensor.name in read_later]
         self.dtypes.update((t.name, np.dtype(t.dtype)) for t in [*inputs.values(), *produced])
         nodes = [OnnxExporter.export_node(node) for node in chunk.nodes]
         weights = [numpy_helper.from_array(np.asarray(t.values), name) for name, t in constants.items()]

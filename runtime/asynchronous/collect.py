@@ -103,13 +103,13 @@ def _write_after(plan: Plan, folder: Path, step: int) -> None:
 
     def pieces(name: str, shared: Sequence[Owner]) -> Iterator[Array]:
         for owner in shared:
-            yield read_array(pieces_file(folder, server_name(owner.rank), step), owner.held.value)
+            yield read_array(pieces_file(folder, server_name(owner.rank), step), owner.piece.value)
         if not shared:
             yield read_array(pieces_file(folder, worker_name(0), step), name)
 
     def tensor_of(name: str, owners: Sequence[Owner]) -> TensorFile:
         shared = pieces_among([owner for owner in owners if owner.rank in servers])
-        boxes = [owner.held.box for owner in shared] or [None]
+        boxes = [owner.piece.box for owner in shared] or [None]
         return TensorFile(name, variables[name].dtype, variables[name].shape, pieces(name, shared), boxes)
 
     tensors = [tensor_of(name, owners) for name, owners in owners_of(plan).items()]
@@ -130,7 +130,7 @@ def merge_variables(
         shared = [owner for owner in owners if owner.rank in servers]
         if shared:
             pieces = [
-                (owner.held.box, of_servers[owner.rank][owner.held.value]) for owner in pieces_among(shared)
+                (owner.piece.box, of_servers[owner.rank][owner.piece.value]) for owner in pieces_among(shared)
             ]
             merged[name] = assemble(variables[name].shape, np.dtype(variables[name].dtype), pieces)
         elif name in of_workers:

@@ -262,4 +262,6 @@ class _Play:
         server.written("")
 
     def _kept_now(self) -> dict[str, Array]:
-        return mean_over_workers([self.chief.kept[worker] for worker in sorted(self.chief.kept)])
+        return mean_over_workers(
+            [self.chief.local_values[worker] for worker in sorted(self.chief.local_values)]
+        )

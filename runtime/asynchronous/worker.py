@@ -152,10 +152,10 @@ class Worker:
     def variables(self) -> dict[str, Array]:
         """Return the whole variables that this worker keeps for itself: variable -> value."""
         return {
-            held.variable: self._executors[rank.rank].environment.array(held.value)
+            piece.variable: self._executors[rank.rank].environment.array(piece.value)
             for rank in own_ranks(self._plan)
-            for held in rank.held
-            if held.box is None
+            for piece in rank.held
+            if piece.box is None
         }
 
     def payload_bytes(self) -> dict[str, int]:
@@ -171,9 +171,9 @@ class Worker:
         self._applied = dict.fromkeys(self._applied, step)
         local_values = worker_arrays(self._worker_variables, frames, self._chief) if frames else {}
         for rank in own_ranks(self._plan):
-            for held in rank.held:
-                if held.variable in local_values:
-                    self._executors[rank.rank].environment.put(held.value, local_values[held.variable])
+            for piece in rank.held:
+                if piece.variable in local_values:
+                    self._executors[rank.rank].environment.put(piece.value, local_values[piece.variable])
 
     def _send(self, piece: Piece, arrays: Sequence[Array]) -> None:
         peer = peer_of(self._plan, self._session, piece.target)

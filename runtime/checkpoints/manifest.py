@@ -159,16 +159,16 @@ def newest_checkpoint(checkpoints: Path) -> tuple[Path | None, list[BadCheckpoin
 
 def _check_boxes(folder: Path, manifest: Manifest) -> None:
     """Check that files hold every variable once."""
-    held: dict[str, dict[Box | None, str]] = {name: {} for name in manifest.variables}
+    places: dict[str, dict[Box | None, str]] = {name: {} for name in manifest.variables}
     for name, piece in _pieces(manifest):
         variable = manifest.variables.get(piece.variable)
         fault = "no such variable" if variable is None else fault_of(variable.shape, piece.box)
-        if variable is not None and piece.box in held[piece.variable]:
-            fault = f"{describe_box(piece.box)} is also in {held[piece.variable][piece.box]}"
+        if variable is not None and piece.box in places[piece.variable]:
+            fault = f"{describe_box(piece.box)} is also in {places[piece.variable][piece.box]}"
         if fault:
             raise _damaged(f"variable {piece.variable!r} in {name}: {fault}", folder / MANIFEST_FILE)
-        held[piece.variable][piece.box] = name
-    for owned, boxes in held.items():
+        places[piece.variable][piece.box] = name
+    for owned, boxes in places.items():
         if fault := cover_fault(manifest.variables[owned].shape, boxes):
             raise _damaged(f"variable {owned!r}: {fault}", folder / MANIFEST_FILE)
 

@@ -28,10 +28,10 @@ class StoredValues:
         """Return a fresh local tensor of a part of a variable, in C order."""
         variable = self.manifest.variables[name]
         local = np.empty(local_shape(variable.shape, box), variable.dtype)
-        wanted = _indices(variable.shape, box)
+        part_indices = _indices(variable.shape, box)
         for file, piece in self._pieces[name]:
             had = _indices(variable.shape, piece.box)
-            common = [np.intersect1d(w, h, True, True) for w, h in zip(wanted, had, strict=True)]
+            common = [np.intersect1d(w, h, True, True) for w, h in zip(part_indices, had, strict=True)]
             if all(len(indices) for indices, _, _ in common):
                 source = map_array(self._folder / file, name)
                 targets = [_run(places) for _, places, _ in common]

@@ -71,7 +71,7 @@ def writers_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
             min(same, key=lambda owner: (written[owner.rank], owner.rank)) for same in copies_of(owners)
         ]
         for owner in chosen:
-            written[owner.rank] += int(np.prod(local_shape(shape, owner.held.box))) * dtype.itemsize
+            written[owner.rank] += int(np.prod(local_shape(shape, owner.piece.box))) * dtype.itemsize
         writers[name] = tuple(chosen)
     return writers
 
@@ -81,7 +81,7 @@ def pieces_of_ranks(plan: Plan) -> Pieces:
     pieces: dict[int, list[tuple[str, StoredPiece]]] = {rank.rank: [] for rank in plan.ranks}
     for name, owners in writers_of(plan).items():
         for owner in owners:
-            pieces[owner.rank].append((owner.held.value, StoredPiece(name, owner.held.box)))
+            pieces[owner.rank].append((owner.piece.value, StoredPiece(name, owner.piece.box)))
     return pieces
 
 

@@ -141,8 +141,8 @@ def check_input(plan: Plan, data_input: DataInput, array: Array, place: str = ""
             fix=f"convert it: array.astype('{data_input.dtype}')",
         )
     fits = array.ndim == len(expected) and all(
-        not isinstance(declared, int) or actual == wanted
-        for actual, wanted, declared in zip(array.shape, expected, data_input.shape, strict=True)
+        not isinstance(declared, int) or actual == size
+        for actual, size, declared in zip(array.shape, expected, data_input.shape, strict=True)
     )
     if not fits:
         raise BadData(
@@ -204,8 +204,8 @@ def _check_part(plan: Plan, data_input: DataInput, array: Array, replica: int, a
         first, stop = part_range(whole, plan.replicas, replica)
         declared[axis] = stop - first
     fits = array.ndim == len(declared) and all(
-        not isinstance(wanted, int) or actual == wanted
-        for actual, wanted in zip(array.shape, declared, strict=True)
+        not isinstance(size, int) or actual == size
+        for actual, size in zip(array.shape, declared, strict=True)
     )
     if not fits or array.dtype != np.dtype(data_input.dtype):
         raise BadData(

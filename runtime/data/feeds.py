@@ -197,10 +197,10 @@ def find_function(name: str) -> Any:  # whatever the user's module has under tha
 def choose_arguments(function: Any, start: int, seed: int) -> tuple[dict[str, int], int]:
     """Return what a function is given besides shards, and with which batch it begins then."""
     try:
-        wanted = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins have no signature
         return {}, 0
-    arguments = {name: value for name, value in (("start", start), ("seed", seed)) if name in wanted}
+    arguments = {name: value for name, value in (("start", start), ("seed", seed)) if name in parameters}
     return arguments, arguments.get("start", 0)
 
 

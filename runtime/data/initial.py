@@ -77,10 +77,10 @@ def _formula_part(formula: Initial, variable: PlanVariable, box: Box | None) -> 
     block = max(1, BLOCK_BYTES // max(1, prod(shape[1:]) * dtype.itemsize))
     for first in range(0, shape[0] if result.size else 0, block):
         stop = min(first + block, shape[0])
-        held, local = find_rows(box, np.arange(first, stop))
-        if len(held):
-            drawn = _formula_rows(formula, shape, first, stop, dtype)[held]
-            result[local] = take(drawn, with_rows(len(held), columns_of(box)))
+        places, own_rows = find_rows(box, np.arange(first, stop))
+        if len(places):
+            drawn = _formula_rows(formula, shape, first, stop, dtype)[places]
+            result[own_rows] = take(drawn, with_rows(len(places), columns_of(box)))
     return result
 
 

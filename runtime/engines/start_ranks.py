@@ -24,15 +24,16 @@ from partc.runtime.transports.locked_sockets import LOCAL
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """What starts ranks. `machines`: where the plan's hosts are; `told`: where ranks come from, for the log.
+    """What starts ranks.
 
+    `machines`: where the plan's hosts are. `description`: where ranks come from, for the log.
     `is_joined`: somebody else has started the others, and the command is the first rank's alone.
     `is_here`: MPICH starts them, all on this machine.
     """
 
     command: Command
     machines: Machines
-    told: str
+    description: str
     is_joined: bool = False
     is_here: bool = False
 

@@ -122,14 +122,14 @@ def _check_names(run: Run, session: ort.InferenceSession) -> None:
         )
 
 
-def _check_shape(run: Run, value: str, shape: list[int], wanted: list[int | str | None]) -> None:
+def _check_shape(run: Run, value: str, shape: list[int], expected: list[int | str | None]) -> None:
     """Raise BadPlan unless a value has the shape that a segment reads."""
-    fits = len(shape) == len(wanted) and all(
-        not isinstance(size, int) or size == actual for size, actual in zip(wanted, shape, strict=True)
+    fits = len(shape) == len(expected) and all(
+        not isinstance(size, int) or size == actual for size, actual in zip(expected, shape, strict=True)
     )
     if not fits:
         raise BadPlan(
-            f"value {value!r} has shape {shape}, the segment reads {wanted}",
+            f"value {value!r} has shape {shape}, the segment reads {expected}",
             at=run.segment,
             fix="compile the model again",
         )

@@ -35,8 +35,8 @@ class Environment:
             self._fix(name, np.array(vector, np.int64))
         for name, value in shard_values(plan, rank).items():
             self._fix(name, value)
-        for held in rank.held:
-            self._hold(held.value, initial.part(held.variable, held.box))
+        for piece in rank.held:
+            self._hold(piece.value, initial.part(piece.variable, piece.box))
         self.tensors = dict(self.fixed)
 
     def array(self, name: str) -> Array:

@@ -145,7 +145,10 @@ class RanksInProcess:
             variable.name: assemble(
                 variable.shape,
                 np.dtype(variable.dtype),
-                [(owner.held.box, self.held(owner)) for owner in pieces_among(self._owners[variable.name])],
+                [
+                    (owner.piece.box, self.array_of(owner))
+                    for owner in pieces_among(self._owners[variable.name])
+                ],
             )
             for variable in self._plan.variables
             if variable.name in self._owners
@@ -182,12 +185,12 @@ class RanksInProcess:
     def _feeds(self, rank: Rank, share: Mapping[str, Array]) -> dict[str, Array]:
         return {**share, **draw_share(self._plan, rank, share, self._step, self._seed)}
 
-    def held(self, owner: Owner) -> Array:
+    def array_of(self, owner: Owner) -> Array:
         """Return the memory of what a rank holds of a variable."""
-        return self._executors[owner.rank].environment.array(owner.held.value)
+        return self._executors[owner.rank].environment.array(owner.piece.value)
 
     def _differ(self, copies: Sequence[Owner]) -> bool:
-        first, *others = (self.held(owner) for owner in copies)
+        first, *others = (self.array_of(owner) for owner in copies)
         return any(not _same_bits(first, other) for other in others)
 
     def _outputs(self, rank: Rank) -> dict[str, Array]:

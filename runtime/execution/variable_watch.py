@@ -74,7 +74,7 @@ def _share_of(plan: Plan, rank: Rank) -> Iterator[_Watched]:
         for copies in copies_of(owners[variable.name]):
             owner = copies[number % len(copies)]
             if owner.rank == rank.rank:
-                yield _Watched(variable.name, owner.held.value, variable.sparse)
+                yield _Watched(variable.name, owner.piece.value, variable.sparse)
 
 
 def _next_rows(table: Array, parameter: _Watched) -> Array:

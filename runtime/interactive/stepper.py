@@ -136,9 +136,9 @@ class Stepper:
         step, saves = self.steps - self.begun.step, self._saves.is_due(self.steps)
         leaders = leaders_of(self.plan)
         for rank in self.plan.ranks:
-            wanted = tuple(names) if rank in leaders else ()
+            asked_names = tuple(names) if rank in leaders else ()
             fed = shares[rank.rank]
-            self._send(rank.rank, Step(step, wanted, describe(fed), saves), fed)
+            self._send(rank.rank, Step(step, asked_names, describe(fed), saves), fed)
         fetched = self._await_all(Done)
         lists = [[fetched[leader.rank][name] for leader in leaders] for name in names]
         return lists[0] if isinstance(fetches, str) else lists
@@ -150,11 +150,11 @@ class Stepper:
     def read(self, owner: Owner, rows: Array | None = None) -> Array:
         """Return what a rank holds of a variable now: all of it, or the rows int64[k] of its piece."""
         places = {} if rows is None else {"rows": np.asarray(rows, np.int64)}
-        return self._ask(owner.rank, Read(owner.held.value, describe(places)), places)
+        return self._ask(owner.rank, Read(owner.piece.value, describe(places)), places)
 
     def row_hashes(self, owner: Owner) -> Array:
         """Return uint64[rows] of what a rank holds of a variable's rows (execution/row_hashes.py)."""
-        return self._ask(owner.rank, Hash(owner.held.value), {})
+        return self._ask(owner.rank, Hash(owner.piece.value), {})
 
     def save(self) -> Path:
         """Write trained.safetensors into the plan's folder, as Runner.train does; return its path."""

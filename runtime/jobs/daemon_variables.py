@@ -52,7 +52,7 @@ class VariablesOfRank:
         for number, (_, copies) in enumerate(self._copies):
             for owner in copies:
                 if owner.rank == self._rank.rank:
-                    digest = _digest(self._environment.array(owner.held.value))
+                    digest = _digest(self._environment.array(owner.piece.value))
                     lowest[number] = highest[number] = digest
         complete(self._world.Iallreduce(MPI.IN_PLACE, lowest, MPI.MIN))
         complete(self._world.Iallreduce(MPI.IN_PLACE, highest, MPI.MAX))
@@ -61,7 +61,7 @@ class VariablesOfRank:
 
     def _own_pieces(self) -> dict[str, Array]:
         return {
-            name: self._environment.array(owner.held.value)
+            name: self._environment.array(owner.piece.value)
             for name, pieces in self._pieces.items()
             for owner in pieces
             if owner.rank == self._rank.rank
@@ -70,7 +70,7 @@ class VariablesOfRank:
     def _merged(self, path: Path, name: str) -> TensorFile:
         variable = self._variables[name]
         pieces = (read_array(_part_file(path, owner.rank), name) for owner in self._pieces[name])
-        boxes = [owner.held.box for owner in self._pieces[name]]
+        boxes = [owner.piece.box for owner in self._pieces[name]]
         return TensorFile(name, variable.dtype, variable.shape, pieces, boxes)
 
 

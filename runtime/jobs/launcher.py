@@ -71,9 +71,9 @@ def launch(
         log.open("w", encoding="utf-8") as stream,
         Supervisor(members, start.machines.addresses, job_folder, timeout_s, folders) as supervisor,
     ):
-        records.info("starting %s", start.told)
+        records.info("starting %s", start.description)
         written = Log(stream, redirect, members)
-        written.write("launcher", start.told)
+        written.write("launcher", start.description)
         process = start.begin()
         if place is not None:
             place.has_begun = True

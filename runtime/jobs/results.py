@@ -57,19 +57,19 @@ class Owner:
     """A rank and the part of a variable that it holds."""
 
     rank: int
-    held: Held
+    piece: Held
 
 
 def owners_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
     """Return who holds each variable: in the order of their first elements, then of ranks; no empty parts."""
     owners: dict[str, list[Owner]] = {}
     for rank in plan.ranks:
-        for held in rank.held:
-            if not is_empty(held.box):
-                owners.setdefault(held.variable, []).append(Owner(rank.rank, held))
+        for piece in rank.held:
+            if not is_empty(piece.box):
+                owners.setdefault(piece.variable, []).append(Owner(rank.rank, piece))
     return {
         variable.name: tuple(
-            sorted(owners[variable.name], key=lambda owner: (first_index(owner.held.box), owner.rank))
+            sorted(owners[variable.name], key=lambda owner: (first_index(owner.piece.box), owner.rank))
         )
         for variable in plan.variables
         if variable.name in owners
@@ -80,7 +80,7 @@ def copies_of(owners: Sequence[Owner]) -> list[tuple[Owner, ...]]:
     """Return the owners of each part: those who hold the same one must hold the same bits."""
     copies: dict[Box | None, list[Owner]] = {}
     for owner in owners:
-        box = owner.held.box
+        box = owner.piece.box
         copies.setdefault(None if box is None else normalised(box), []).append(owner)
     return [tuple(same) for same in copies.values()]
 

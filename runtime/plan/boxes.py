@@ -196,13 +196,13 @@ def fault_of(shape: Shape, box: Box | None) -> str | None:
     return None
 
 
-def cover_fault(shape: Shape, held: Mapping[Box | None, str]) -> str | None:
+def cover_fault(shape: Shape, owners: Mapping[Box | None, str]) -> str | None:
     """Return what boxes leave out, or hold twice without being copies; None if nothing.
 
-    `held`: a box that fits the shape -> who holds it, for the message.
+    `owners`: a box that fits the shape -> who holds it, for the message.
     """
     distinct: dict[Box | None, tuple[str, Box | None]] = {}
-    for box, owner in held.items():
+    for box, owner in owners.items():
         if not is_empty(box):
             distinct.setdefault(None if box is None else normalised(box), (owner, box))
     if not distinct:

@@ -153,12 +153,12 @@ def _variables(plan: Plan) -> Iterator[Finding]:
     misfits = False
     for rank in plan.ranks:
         at = f"ranks: {rank.rank}: held"
-        yield from _unknown("variable", [held.variable for held in rank.held], variables, at)
-        for held in rank.held:
-            shape = variables[held.variable].shape if held.variable in variables else ()
-            if fault := fault_of(shape, held.box):
+        yield from _unknown("variable", [piece.variable for piece in rank.held], variables, at)
+        for piece in rank.held:
+            shape = variables[piece.variable].shape if piece.variable in variables else ()
+            if fault := fault_of(shape, piece.box):
                 misfits = True
-                yield f"a box of {held.variable!r} has {fault}", at
+                yield f"a box of {piece.variable!r} has {fault}", at
     if not misfits:
         yield from _owners(plan)
 
@@ -167,8 +167,8 @@ def _owners(plan: Plan) -> Iterator[Finding]:
     """Every element of every variable is held by somebody; by several only if their boxes are equal."""
     boxes_of: dict[str, dict[Box | None, str]] = {}
     for rank in plan.ranks:
-        for held in rank.held:
-            boxes_of.setdefault(held.variable, {}).setdefault(held.box, f"rank {rank.rank}")
+        for piece in rank.held:
+            boxes_of.setdefault(piece.variable, {}).setdefault(piece.box, f"rank {rank.rank}")
     for variable in plan.variables:
         if fault := cover_fault(variable.shape, boxes_of.get(variable.name, {})):
             yield fault, f"variables: {variable.name}"

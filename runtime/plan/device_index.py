@@ -82,9 +82,9 @@ def check_device_index(plan: Plan, folder: Path) -> None:
     listed = indices_in(plan.files)
     if not listed:  # plans had none before
         return
-    made = device_index(plan)
-    wrong = sorted(set(listed) ^ made.keys())
-    wrong += [name for name in listed if name in made and (folder / name).read_bytes() != made[name]]
+    expected = device_index(plan)
+    wrong = sorted(set(listed) ^ expected.keys())
+    wrong += [name for name in listed if name in expected and (folder / name).read_bytes() != expected[name]]
     if wrong:
         raise BadPlan(
             "a list of segments is not that of plan.json",

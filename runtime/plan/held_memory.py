@@ -10,9 +10,9 @@ from partc.runtime.plan.program import Plan, Rank, Site
 from partc.runtime.plan.variables import Held, PlanVariable
 
 
-def held_bytes(held: Held, variable: PlanVariable) -> int:
+def held_bytes(piece: Held, variable: PlanVariable) -> int:
     """Return the size of a variable, or of the part of it that a rank holds."""
-    return prod(local_shape(variable.shape, held.box)) * np.dtype(variable.dtype).itemsize
+    return prod(local_shape(variable.shape, piece.box)) * np.dtype(variable.dtype).itemsize
 
 
 def variables_bytes(plan: Plan, rank: Rank) -> int:

@@ -45,9 +45,9 @@ def find_moves(
             holders.setdefault(region, []).append(position)
     sent = [0] * len(has)
     moves: list[Move] = []
-    for target, wanted in enumerate(wants):
-        for region, positions in holders.items() if wanted is not None else ():
-            common = intersect(region, wanted)
+    for target, want in enumerate(wants):
+        for region, positions in holders.items() if want is not None else ():
+            common = intersect(region, want)
             if common is None:
                 continue
             near = [position for position in positions if hosts[position] == hosts[target]]
@@ -65,35 +65,35 @@ def intersect(one: Region, other: Region) -> Region | None:
 
 
 @lru_cache(maxsize=1 << 12)
-def place_in(held: Region, part: Region) -> Index:
+def place_in(region: Region, part: Region) -> Index:
     """Return where a part lies in the local tensor of a region that has it."""
-    axes = [_positions(*pair) for pair in zip(held, part, strict=True)]
+    axes = [_positions(*pair) for pair in zip(region, part, strict=True)]
     if all(isinstance(axis, slice) for axis in axes):
         return tuple(axes)
     numbers = [np.arange(axis.start, axis.stop) if isinstance(axis, slice) else axis for axis in axes]
     return np.ix_(*numbers)
 
 
-def _positions(held: tuple[Range, ...], part: tuple[Range, ...]) -> slice | Array:
-    indices = list(_local(held, part))
+def _positions(ranges: tuple[Range, ...], part: tuple[Range, ...]) -> slice | Array:
+    indices = list(_local(ranges, part))
     first, last = (indices[0][0], indices[-1][1]) if indices else (0, 0)
     if sum(stop - start for start, stop in indices) == last - first:
         return slice(first, last)
     return np.concatenate([np.arange(start, stop) for start, stop in indices])
 
 
-def _local(held: tuple[Range, ...], part: tuple[Range, ...]) -> list[Range]:
+def _local(ranges: tuple[Range, ...], part: tuple[Range, ...]) -> list[Range]:
     """Return the local ranges of global ones, all of which lie within those held."""
     result: list[Range] = []
     for start, stop in part:
         before = 0
-        for first, last in held:
+        for first, last in ranges:
             if first <= start and stop <= last:
                 result.append((before + start - first, before + stop - first))
                 break
             before += last - first
         else:
-            raise AssertionError(f"[{start}, {stop}) is not within {held}")
+            raise AssertionError(f"[{start}, {stop}) is not within {ranges}")
     return result
 
 

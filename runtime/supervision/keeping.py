@@ -72,11 +72,12 @@ def await_folder(pipe: int) -> Path | None:
 class MemberProcess:
     """A member's process, and what it shares with its keeper.
 
-    `told`, `printed`: pipes on which it says that it lives, and to which it prints. `track`: where it is.
+    `heartbeat`, `printed`: pipes on which it says that it lives, and to which it prints.
+    `track`: where it is.
     """
 
     child: int
-    told: int
+    heartbeat: int
     printed: int
     track: mmap.mmap
 
@@ -180,7 +181,7 @@ class _Member:
     """A child process, and the pipes on which it tells where it is, and prints."""
 
     def __init__(self, process: MemberProcess, janitor: Janitor) -> None:
-        self.told: int | None = process.told
+        self.heartbeat: int | None = process.heartbeat
         self.printed: int | None = process.printed
         self.segments: set[str] = set()
         self._janitor = janitor
@@ -194,7 +195,7 @@ class _Member:
         self._cpu_ticks = -1
         self._looked_s = self._mapped_s = time.monotonic()
         self._killed_s = 0.0
-        os.set_blocking(process.told, False)
+        os.set_blocking(process.heartbeat, False)
         os.set_blocking(process.printed, False)
 
     def listen(self) -> None:
@@ -207,7 +208,7 @@ class _Member:
         state = process_state(self._child)
         moved = state is not None and not state.is_stopped and self._runs(state)
         self._cpu_ticks = -1 if state is None else state.cpu_ticks
-        judged = state is not None and (state.is_stopped or (self._has_beaten and self.told is not None))
+        judged = state is not None and (state.is_stopped or (self._has_beaten and self.heartbeat is not None))
         self._still_s = 0.0 if messages or moved or not judged else self._still_s + passed_s
         if self.is_changing or now_s - self._mapped_s > _SEGMENTS_EVERY_S:
             self._note_segments()
@@ -230,7 +231,7 @@ class _Member:
     @property
     def is_changing(self) -> bool:
         """Tell whether it is about to begin, when MPI makes segments and removes some, or about to end."""
-        return not self._has_beaten or self.told is None
+        return not self._has_beaten or self.heartbeat is None
 
     def signal(self, number: int) -> None:
         """Send it a signal; it has not been waited for, so its number is its own."""
@@ -276,14 +277,14 @@ class _Member:
     def _read(self) -> bool:
         """Take in all whole lines; tell whether there were any."""
         heard = False
-        while self.told is not None:
+        while self.heartbeat is not None:
             try:
-                text = os.read(self.told, _CHUNK)
+                text = os.read(self.heartbeat, _CHUNK)
             except BlockingIOError:
                 break
             if not text:
-                os.close(self.told)
-                self.told = None
+                os.close(self.heartbeat)
+                self.heartbeat = None
             *lines, rest = (self._rest + text).split(b"\n")
             self._rest = rest[-_CHUNK:]
             for line in lines:
@@ -346,7 +347,7 @@ class _Line:
 
     def receive(self, timeout_s: float, member: "_Member | None") -> Order | None:
         """Return the next order; None if none comes in time, or the member has said something."""
-        pipes = [] if member is None else [member.told, *([member.printed] if self.has_room() else [])]
+        pipes = [] if member is None else [member.heartbeat, *([member.printed] if self.has_room() else [])]
         watched = [pipe for pipe in pipes if pipe is not None]
         for pipe in watched:
             self._poller.register(pipe, zmq.POLLIN)

@@ -71,13 +71,15 @@ class LostKeepers:
         troubles = roster.troubles()
         if self._started is not None or not all(map(follows_from_mpi, troubles)):
             return True
-        gone = [t.cause.member for t in troubles if t.ended is not None and t.ended.by_keeper == STARTER_GONE]
+        starterless = [
+            t.cause.member for t in troubles if t.ended is not None and t.ended.by_keeper == STARTER_GONE
+        ]
         noted = self._noted(roster)
-        if not gone and not noted and not self._said:
+        if not starterless and not noted and not self._said:
             return True
         silent = [] if not is_mpi_over else [n for n in self._candidates() if n not in roster.ended()]
         heard = set(self._hosts) - set(roster.unheard())
-        first = gone[0] if gone else first_lost(self._candidates(), noted, silent, heard)
+        first = starterless[0] if starterless else first_lost(self._candidates(), noted, silent, heard)
         if first:
             roster.lose_first(first)
             roster.lose(name for name in silent if self._hosts[name] == self._hosts[first])

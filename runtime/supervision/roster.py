@@ -114,11 +114,11 @@ class Roster:
 
     def miss(self, names: Iterable[str]) -> None:
         """Take in whose keepers cannot be reached; all others can."""
-        gone = set(names)
+        unreachable = set(names)
         for member in self._members.values():
             if member.is_dead:
                 continue
-            if member.name not in gone:
+            if member.name not in unreachable:
                 member.gone_s = None
             elif member.gone_s is None:
                 member.gone_s = self._now_s

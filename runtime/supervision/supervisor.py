@@ -104,7 +104,7 @@ class Supervisor:
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         beat_s = max(_BEAT_S, len(hosts) / _BEATS_PER_S)
-        temporary = tuple(str(made.absolute()) for made in (folder, self._sockets, *folders))
+        temporary = tuple(str(path.absolute()) for path in (folder, self._sockets, *folders))
         rendezvous = Rendezvous(endpoints, beat_s, _HERE_S if here else _AWAY_S, temporary)
         with naming_file(folder / RENDEZVOUS_FILE):
             (folder / RENDEZVOUS_FILE).write_bytes(msgspec.json.encode(rendezvous))

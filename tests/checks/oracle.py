@@ -35,7 +35,7 @@ from partc.passes.layouts.layouts import (
     Widened,
 )
 from partc.passes.layouts.meshes import Mesh
-from partc.passes.lowering.widen import fill_value
+from partc.passes.lowering.overlap import fill_value
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STACK
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.initial import InitialValues

@@ -30,20 +30,20 @@ _RANGES: dict[Requirement, tuple[float, float, bool]] = {
 }
 
 
-def check_setting(at: str, value: object, wanted: Requirement) -> None:
+def check_setting(at: str, value: object, requirement: Requirement) -> None:
     """Raise BadUsage unless the value is what is wanted."""
-    low, high, is_low_allowed = _RANGES[wanted]
-    kinds = (int,) if "whole" in wanted else (int, float)
+    low, high, is_low_allowed = _RANGES[requirement]
+    kinds = (int,) if "whole" in requirement else (int, float)
     is_number = isinstance(value, kinds) and not isinstance(value, bool)
     if not is_number or not (low < value < high or (is_low_allowed and value == low)):  # type: ignore[operator]
-        raise BadUsage(f"{value!r} is not {wanted}", at=at, fix=f"give {wanted}")
+        raise BadUsage(f"{value!r} is not {requirement}", at=at, fix=f"give {requirement}")
 
 
-def check_optimizer(optimizer: object, **wanted: Requirement) -> None:
+def check_optimizer(optimizer: object, **requirements: Requirement) -> None:
     """Raise BadUsage unless the optimizer's settings, rate and weight decay mean something."""
     name = type(optimizer).__name__
     rate = getattr(optimizer, "lr")  # noqa: B009  # every optimizer has one
     if not (isinstance(rate, str) and rate == "fed"):
         check_setting(f"optimizer {name}, lr", rate, NOT_NEGATIVE)
-    for setting, phrase in {**wanted, "weight_decay": NOT_NEGATIVE}.items():
+    for setting, phrase in {**requirements, "weight_decay": NOT_NEGATIVE}.items():
         check_setting(f"optimizer {name}, {setting}", getattr(optimizer, setting), phrase)

@@ -69,14 +69,14 @@ def _check_types(module: object, loss: object, optimizer: object, example_inputs
     import torch
 
     inputs = example_inputs if isinstance(example_inputs, Sequence) else [None]
-    for name, is_right, wanted in (
+    for name, is_right, kind in (
         ("module", isinstance(module, torch.nn.Module), "a torch.nn.Module"),
         ("loss", callable(loss), "a function of (model, *inputs)"),
         ("optimizer", isinstance(optimizer, torch.optim.Optimizer), "a torch.optim.Optimizer"),
         ("example_inputs", all(isinstance(one, torch.Tensor) for one in inputs), "a sequence of tensors"),
     ):
         if not is_right:
-            raise BadUsage(f"{name} is not {wanted}", at=f"export_step({name}=...)", fix=f"give {wanted}")
+            raise BadUsage(f"{name} is not {kind}", at=f"export_step({name}=...)", fix=f"give {kind}")
 
 
 def _input_names(loss: "LossFunction", count: int) -> list[str]:

@@ -82,8 +82,8 @@ def _microbatches(plan: Plan) -> list[str]:
 def _stage(plan: Plan, site: Site) -> StageRow:
     ranks = [rank for rank in plan.ranks if site in rank.sites]
     shapes = {variable.name: variable.shape for variable in plan.variables}
-    held = ranks[0].held
-    elements = sum(prod(local_shape(shapes[h.variable], h.box)) for h in held)
+    pieces = ranks[0].held
+    elements = sum(prod(local_shape(shapes[h.variable], h.box)) for h in pieces)
     runs = [i for i in plan.instructions if isinstance(i, Run) and i.site == site]
     sent: dict[Site, int] = {}
     for start in plan.instructions:
@@ -92,7 +92,7 @@ def _stage(plan: Plan, site: Site) -> StageRow:
     return StageRow(
         site,
         some_ranges([rank.rank for rank in ranks]),
-        f"{count(len(held))} ({count(elements)} elements)",
+        f"{count(len(pieces))} ({count(elements)} elements)",
         operations(sum(run.flops for run in runs)),
         join_words([f"{size(nbytes)} to {target}" for target, nbytes in sent.items()]) or "nothing",
     )
@@ -116,7 +116,7 @@ def _columns_by_replicas(compilation: Compilation) -> bool:
 
 def _held(plan: Plan) -> str:
     shapes = {variable.name: variable for variable in plan.variables}
-    parts = [held for held in plan.ranks[0].held if held.box is not None]
+    parts = [piece for piece in plan.ranks[0].held if piece.box is not None]
     whole = len(plan.ranks[0].held) - len(parts)
     if not parts:
         return f"Rank 0 keeps {plural(whole, 'variable')}, whole."
@@ -145,7 +145,7 @@ def _parted(compilation: Compilation, meshes: Meshes) -> tuple[PartedVariables, 
     """Return variables that are kept in parts; those of which all that is told is equal together."""
     shapes = {variable.name: variable.shape for variable in compilation.plan.variables}
     alike: dict[tuple[str, str, str], list[str]] = {}
-    boxes = {held.variable: held.box for rank in compilation.plan.ranks for held in rank.held}
+    boxes = {piece.variable: piece.box for rank in compilation.plan.ranks for piece in rank.held}
     for state in compilation.lowered.states:
         layout, shape = compilation.lowered.meanings[state.value][1], shapes[state.variable]
         if layout.splits():

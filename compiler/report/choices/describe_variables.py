@@ -187,14 +187,14 @@ def _holders(parts: Sequence[tuple[Owner, ...]]) -> int:
 
 
 def _are_boxes(parts: Sequence[tuple[Owner, ...]]) -> bool:
-    return any(owner.held.box is not None for copies in parts for owner in copies)
+    return any(owner.piece.box is not None for copies in parts for owner in copies)
 
 
 def _title(parts: Sequence[tuple[Owner, ...]]) -> str:
     if not _are_boxes(parts):
         return ""
     return "; ".join(
-        f"rank {ranges(owner.rank for owner in copies)}: {describe_box(copies[0].held.box)}"
+        f"rank {ranges(owner.rank for owner in copies)}: {describe_box(copies[0].piece.box)}"
         for copies in parts
     )
 

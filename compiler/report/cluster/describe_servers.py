@@ -125,8 +125,8 @@ def describe_copies(plan: Plan) -> str:
         sentence = (
             f"Every worker keeps its own copy of {plural(numbers[0], 'variable')}, {size(sizes[0])} together"
         )
-    held = workers[0].held
-    parts = [p for p in held if p.box is not None and variables[p.variable].method != "servers"]
+    first_pieces = workers[0].held
+    parts = [p for p in first_pieces if p.box is not None and variables[p.variable].method != "servers"]
     if parts:
         others = plural(len(parts), "other")
         part_bytes = sum(held_bytes(piece, variables[piece.variable]) for piece in parts)

@@ -131,7 +131,7 @@ def nodes_without_samples(
         if decision is None or not decision.axes:
             continue
         along = decision.axes[REPLICAS]
-        read, made = (
+        inputs, outputs = (
             {
                 (tensor.name, place)
                 for tensor, place in zip(tensors, places, strict=False)
@@ -139,7 +139,7 @@ def nodes_without_samples(
             }
             for tensors, places in ((node.inputs, along.inputs), (node.outputs, along.outputs))
         )
-        if any(name in variables or (name, place) in others for name, place in read):
+        if any(name in variables or (name, place) in others for name, place in inputs):
             names.add(node.name)
-            others |= read | made
+            others |= inputs | outputs
     return frozenset(names)

@@ -76,7 +76,7 @@ def _describe_ranks(
     columns: dict[str, list[object]] = {"host": [], "device": [], "sites": [], "groups": [], "holds": []}
     known = groups.items
     for rank in plan.ranks:
-        held: list[tuple[int, int, int]] = []
+        holding: list[tuple[int, int, int]] = []
         for piece in rank.held:
             key = piece.variable, piece.box
             if key not in shape_and_size:
@@ -85,17 +85,17 @@ def _describe_ranks(
                 part = "" if piece.box is None else describe_box(piece.box)
                 shape_and_size[key] = boxes(part), elements * np.dtype(variable.dtype).itemsize
             if not is_empty(piece.box):
-                held.append((names.others[piece.variable], *shape_and_size[key]))
+                holding.append((names.others[piece.variable], *shape_and_size[key]))
         columns["host"].append(hosts(rank.host))
         columns["device"].append(rank.device)
         columns["sites"].append(site_sets(tuple(sites(site) for site in rank.sites)))
         columns["groups"].append(memberships(tuple(rank.groups.get(name, -1) for name in known)))
-        columns["holds"].append(holdings(tuple(held)))
+        columns["holds"].append(holdings(tuple(holding)))
     return {
         **columns,
         "hosts": hosts.items,
         "sitesOf": site_sets.items,
         "groupsOf": memberships.items,
         "boxes": boxes.items,
-        "holdings": [[number for piece in held for number in piece] for held in holdings.items],
+        "holdings": [[number for piece in holding for number in piece] for holding in holdings.items],
     }

@@ -144,7 +144,7 @@ class OwnSpace:
         """Return the strategy that a state is."""
         return strategy_of(state, self.groups, self.first.worker_names, "global")
 
-    def told(self, state: State, before: State | None) -> str:
+    def describe(self, state: State, before: State | None) -> str:
         """Return in words what a state changes."""
         changed = [n for n, own in enumerate(state) if before is None or own != before[n]]
         words = [f"{self.groups[n].node} {_described(state[n])}" for n in changed[:MOST_TOLD]]

@@ -94,7 +94,7 @@ class StepPipelines:
         is_same = again.variables == strategy.variables and again.ops == strategy.ops
         return read if is_same else None
 
-    def told(self, pipeline: Pipeline, before: Pipeline | None) -> str:
+    def describe(self, pipeline: Pipeline, before: Pipeline | None) -> str:
         """Return in words what a pipeline changes."""
         words = [
             f"{name}={now}"

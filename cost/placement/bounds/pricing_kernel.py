@@ -81,7 +81,7 @@ def _next_labels(  # type: ignore[no-untyped-def]
     state, load, worth, row, next_row, following, paid, work, value, multipliers, table, cap, floor
 ):  # fmt: skip
     """Leave or take a group of every label; returns (state, load, value, bound, 2 label + is taken) int64."""
-    made = 0
+    count = 0
     new_state = np.empty(2 * len(state), np.int64)
     new_load = np.empty(2 * len(state), np.int64)
     new_worth = np.empty(2 * len(state), np.int64)
@@ -90,24 +90,24 @@ def _next_labels(  # type: ignore[no-untyped-def]
     for label in range(len(state)):
         at = row + state[label]
         for x in range(2):
-            held = load[label] + paid[at, x] + (work if x == 1 else 0)
-            if held > cap:
+            total = load[label] + paid[at, x] + (work if x == 1 else 0)
+            if total > cap:
                 continue
             w = worth[label] + (value if x == 1 else 0)
             s = following[at, x]
             rest = np.int64(1) << np.int64(60)
             for m in range(len(multipliers)):
-                rest = min(rest, table[m, next_row + s] + multipliers[m] * (cap - held))
+                rest = min(rest, table[m, next_row + s] + multipliers[m] * (cap - total))
             bound = w + (rest >> SHIFT)
             if bound <= floor:
                 continue
-            new_state[made] = s
-            new_load[made] = held
-            new_worth[made] = w
-            bounds[made] = bound
-            origin[made] = 2 * label + x
-            made += 1
-    return new_state[:made], new_load[:made], new_worth[:made], bounds[:made], origin[:made]
+            new_state[count] = s
+            new_load[count] = total
+            new_worth[count] = w
+            bounds[count] = bound
+            origin[count] = 2 * label + x
+            count += 1
+    return new_state[:count], new_load[:count], new_worth[:count], bounds[:count], origin[:count]
 
 
 @numba.njit

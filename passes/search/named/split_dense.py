@@ -89,11 +89,14 @@ class _DenseSearch:
         columns = [factor for axis in dims for factor in axis if rule.position_of(rule.outputs[0], factor)]
         if len(columns) != 1:
             return
-        position, held = rule.position_of(rule.outputs[0], columns[0]), rule.position_of(dims, columns[0])
+        position, home_position = (
+            rule.position_of(rule.outputs[0], columns[0]),
+            rule.position_of(dims, columns[0]),
+        )
         assert position is not None
-        assert held is not None
+        assert home_position is not None
         wish = Wish(Split(*position))
-        home = self._home(node.inputs[operand], Split(*held))
+        home = self._home(node.inputs[operand], Split(*home_position))
         if home is not None and self._can(node, wish):
             self.weights.setdefault(variable, home)
             self.read.add(node.inputs[other].name)

@@ -246,13 +246,13 @@ class _WeightSearch:
             pending.discard(place)
             node = self._nodes[place]
             known = {**self._placements, **self._ahead, **outcome.placements}
-            decision, made = self._step(place, known)
+            decision, results = self._step(place, known)
             outcome.sent += self._sent(node, decision, known)
             is_divided |= decision.factor is not None
             if self._meets_another(node, weight):
                 outcome.sent += self._left_partial(node, known)
                 continue
-            changed = {n: p for n, p in made.items() if p != known.get(n, Replicate())}
+            changed = {n: p for n, p in results.items() if p != known.get(n, Replicate())}
             outcome.placements |= changed
             pending.update(reader for name in changed for reader in self._readers.get(name, ()))
         return outcome if is_divided else None
@@ -282,9 +282,9 @@ class _WeightSearch:
     def _sent(self, node: gs.Node, decision: AxisDecision, known: Placements) -> int:
         """Return the bytes that a node's operands must be sent for."""
         sent = 0
-        for tensor, wanted in zip(node.inputs, decision.inputs, strict=True):
+        for tensor, target in zip(node.inputs, decision.inputs, strict=True):
             has = known.get(tensor.name, Replicate())
-            if has != wanted and isinstance(has, Split | Partial):
+            if has != target and isinstance(has, Split | Partial):
                 passes = 2 if isinstance(has, Partial) else 1  # an AllReduce is a scatter and a gather
                 sent += passes * self._analysis.facts.nbytes(tensor.name) + MESSAGE_BYTES
         return sent

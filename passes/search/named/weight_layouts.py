@@ -58,16 +58,16 @@ def sent_along(graph: LaidOutGraph, order: NodeOrder, axis: int) -> dict[str, in
         if not isinstance(native, Split | Partial):
             continue
         reads = ((order.nodes[place], number) for place, number in order.readers.get(name, ()))
-        wanted = (
+        targets = (
             graph.decisions[node.name].inputs[number].along(axis)
             for node, number in reads
             if node.op not in SIZES
         )
-        if isinstance(native, Split) and any(placement != native for placement in wanted):
+        if isinstance(native, Split) and any(placement != native for placement in targets):
             gathered.add(name)
         elif isinstance(native, Partial):
             partial.append(name)
-            if any(isinstance(placement, Split) for placement in wanted):
+            if any(isinstance(placement, Split) for placement in targets):
                 scattered.add(name)
     around = order.around(partial)
     summed = set(summed_along(graph, axis, around=around))

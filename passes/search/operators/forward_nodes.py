@@ -16,15 +16,15 @@ def forward_nodes(training: TrainingGraph, main: Collection[str]) -> list[gs.Nod
 
     An output that is an average over replicas comes from what is averaged.
     """
-    wanted = set(training.outputs)
+    leading = set(training.outputs)
     nodes: list[gs.Node] = []
     for node in reversed(training.graph.nodes):
-        if not any(tensor.name in wanted for tensor in node.outputs):
+        if not any(tensor.name in leading for tensor in node.outputs):
             continue
         if node.name in main:
             nodes.append(node)
         if node.name in main or node.domain == REPLICA_DOMAIN:
-            wanted.update(tensor.name for tensor in node.inputs)
+            leading.update(tensor.name for tensor in node.inputs)
     return nodes[::-1]
 
 
@@ -43,9 +43,9 @@ def find_variables_behind(
         rule = rule_of(node, facts)
         if rule is not None and rule.is_contraction:
             continue
-        made = [tensor.name for tensor in _operands(node, rule) if not _is_known(tensor, facts)]
-        if made and all(name in behind and (name in fixed or len(made) == 1) for name in made):
-            behind_node = none.union(*(behind[name] for name in made))
+        unknown = [tensor.name for tensor in _operands(node, rule) if not _is_known(tensor, facts)]
+        if unknown and all(name in behind and (name in fixed or len(unknown) == 1) for name in unknown):
+            behind_node = none.union(*(behind[name] for name in unknown))
             behind.update((tensor.name, behind_node) for tensor in node.outputs)
             if all(tensor.name in fixed or _is_known(tensor, facts) for tensor in node.inputs):
                 fixed.update(tensor.name for tensor in node.outputs)

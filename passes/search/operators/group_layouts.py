@@ -137,27 +137,30 @@ class _OwnStep:
         self._whole = step.analysis
         self._group: StepGroup = step.groups[number]
         self._nodes = [node for nodes in self._group.nodes.values() for node in nodes]
-        made = {tensor.name for node in self._nodes for tensor in node.outputs}
+        own_tensors = {tensor.name for node in self._nodes for tensor in node.outputs}
         own_terms = {
-            parameter: [term for term in terms if term in made] for parameter, terms in step.terms.items()
+            parameter: [term for term in terms if term in own_tensors]
+            for parameter, terms in step.terms.items()
         }
         self._terms = {parameter: terms for parameter, terms in own_terms.items() if terms}
         of_terms = {term for terms in self._terms.values() for term in terms}
-        crossing = [name for name in step.readers if name in made and name not in of_terms]
-        results = [name for name in self._whole.training.outputs if name in made]
+        crossing = [name for name in step.readers if name in own_tensors and name not in of_terms]
+        results = [name for name in self._whole.training.outputs if name in own_tensors]
         self._results = tuple(dict.fromkeys((*crossing, *results)))
         self._awaited = {*crossing, *of_terms}  # what they come from, too; the loss, say, is not
         for node in reversed(self._nodes):
             if any(tensor.name in self._awaited for tensor in node.outputs):
                 self._awaited.update(tensor.name for tensor in node.inputs)
-        self._analysis = self._own_analysis(made, samples)
+        self._analysis = self._own_analysis(own_tensors, samples)
         self._wishes: dict[int, Mapping[str, Wish]] = {}
         self.places, signature = self._describe(samples)
         self.likeness = signatures.setdefault(signature, len(signatures))
 
-    def _own_analysis(self, made: set[str], samples: Mapping[str, Split]) -> Analysis:
+    def _own_analysis(self, own_tensors: set[str], samples: Mapping[str, Split]) -> Analysis:
         whole = self._whole
-        read = {t.name: t for node in self._nodes for t in node.inputs if t.name and t.name not in made}
+        read = {
+            t.name: t for node in self._nodes for t in node.inputs if t.name and t.name not in own_tensors
+        }
         variables = {name: v for name, v in whole.training.variables.items() if name in read}
         fed = {
             name: _fed(name, tensor, samples.get(name))
@@ -299,10 +302,10 @@ def _summed(layout: Layout) -> Layout:
 
 def _wanted(graph: LaidOutGraph, group: StepGroup, way: Way) -> dict[str, list[Layout]]:
     """Return the layouts in which one way reads what it does not make."""
-    made = {tensor.name for node in group.nodes[way] for tensor in node.outputs}
+    results = {tensor.name for node in group.nodes[way] for tensor in node.outputs}
     layouts_read: dict[str, list[Layout]] = {}
     for tensor, layout in _reads(graph, group.nodes[way]):
-        if tensor.name not in made:
+        if tensor.name not in results:
             layouts_read.setdefault(tensor.name, []).append(layout)
     return layouts_read
 
@@ -334,32 +337,32 @@ def _communicated(
     graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...]
 ) -> Iterator[tuple[str, CollectiveKind, tuple[int, ...], int]]:
     """Yield tensors that are summed or laid out otherwise within the group: how, along which axes, bytes."""
-    made = {tensor.name for node in nodes for tensor in node.outputs}
+    results = {tensor.name for node in nodes for tensor in node.outputs}
     summed: dict[tuple[str, Placement], list[int]] = {}
     for tensor, axis in sorted(graph.made_whole):
-        if tensor in made and graph.meshes.size(graph.layout(tensor).site, axis) > 1:
+        if tensor in results and graph.meshes.size(graph.layout(tensor).site, axis) > 1:
             summed.setdefault((tensor, graph.layout(tensor).along(axis)), []).append(axis)
     for (tensor, _), axes in summed.items():
         yield tensor, "all_reduce", tuple(axes), sizes.local_nbytes(tensor, graph.layout(tensor))
     seen: set[tuple[str, int, Placement]] = set()
-    for read, wanted in _reads(graph, nodes):
+    for read, target in _reads(graph, nodes):
         native = graph.layout(read.name)
-        for axis in range(graph.meshes.axes) if read.name in made else ():
-            key = read.name, axis, wanted.along(axis)
-            kind = _change(native.along(axis), wanted.along(axis), (read.name, axis) in graph.made_whole)
-            if kind is None or key in seen or graph.meshes.size(wanted.site, axis) == 1:
+        for axis in range(graph.meshes.axes) if read.name in results else ():
+            key = read.name, axis, target.along(axis)
+            kind = _change(native.along(axis), target.along(axis), (read.name, axis) in graph.made_whole)
+            if kind is None or key in seen or graph.meshes.size(target.site, axis) == 1:
                 continue
             seen.add(key)
-            ends = [sizes.local_nbytes(read.name, layout) for layout in (native, wanted)]
+            ends = [sizes.local_nbytes(read.name, layout) for layout in (native, target)]
             yield read.name, kind, (axis,), max(0, ends[1] - ends[0]) if kind == "shift" else max(ends)
 
 
-def _change(native: Placement, wanted: Placement, is_summed: bool) -> CollectiveKind | None:
+def _change(native: Placement, target: Placement, is_summed: bool) -> CollectiveKind | None:
     """Return what brings a tensor from one placement along an axis to another; None: no message."""
-    if isinstance(native, Partial) and isinstance(wanted, Split) and not is_summed:
+    if isinstance(native, Partial) and isinstance(target, Split) and not is_summed:
         return "reduce_scatter"
-    if not isinstance(native, Split) or native == wanted:
+    if not isinstance(native, Split) or native == target:
         return None
-    if isinstance(wanted, Widened | Overlapping):
+    if isinstance(target, Widened | Overlapping):
         return "shift"
-    return "all_to_all" if isinstance(wanted, Split) else "all_gather"
+    return "all_to_all" if isinstance(target, Split) else "all_gather"

@@ -172,11 +172,11 @@ def _find_updates(analysis: Analysis, parameters: Iterable[str]) -> Iterator[tup
     nodes = [node for node in training.graph.nodes if node.name not in analysis.main]
     taken: set[str] = set()
     for parameter in parameters:
-        wanted = {training.variables[parameter].next, *following.get(parameter, ())}
+        leading = {training.variables[parameter].next, *following.get(parameter, ())}
         own: list[gs.Node] = []
         for node in reversed(nodes):
-            if node.name not in taken and any(tensor.name in wanted for tensor in node.outputs):
-                wanted.update(tensor.name for tensor in node.inputs)
+            if node.name not in taken and any(tensor.name in leading for tensor in node.outputs):
+                leading.update(tensor.name for tensor in node.inputs)
                 own.append(node)
                 taken.add(node.name)
         yield parameter, tuple(reversed(own))

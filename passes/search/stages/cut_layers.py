@@ -35,11 +35,14 @@ def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[s
             fix=f"use a cluster of fewer devices a host, or --strategy tensor={len(analysis.workers)}",
         )
     durations = [0.0 for _ in range(layers)]
-    made: dict[str, int] = {}
+    layer_of_tensor: dict[str, int] = {}
     for node, second in zip(line, seconds_at(analysis, line, seconds), strict=True):
-        behind = max((made[tensor.name] for tensor in node.inputs if tensor.name in made), default=0)
+        behind = max(
+            (layer_of_tensor[tensor.name] for tensor in node.inputs if tensor.name in layer_of_tensor),
+            default=0,
+        )
         layer = layer_of.get(node.name, behind)
-        made.update((tensor.name, layer) for tensor in node.outputs)
+        layer_of_tensor.update((tensor.name, layer) for tensor in node.outputs)
         durations[layer] += second
     ends = cut(durations, [0] * (layers + 1), devices)
     layers_in_order = ((node.name, layer_of[node.name]) for node in line if node.name in layer_of)

@@ -61,8 +61,8 @@ def find_shared_weights(analysis: Analysis, places: Places) -> list[SharedWeight
     weights: list[SharedWeight] = []
     for name, at in readers.items():
         gradient = training.gradients.get(name)
-        made = () if gradient is None else (gradient.dense, gradient.ids, gradient.rows)
-        back = sum(nbytes(tensor) for tensor in made if tensor is not None)
+        gradient_tensors = () if gradient is None else (gradient.dense, gradient.ids, gradient.rows)
+        back = sum(nbytes(tensor) for tensor in gradient_tensors if tensor is not None)
         if len(at) > 1:
             weights.append(SharedWeight(tuple(sorted(at)), nbytes(name), back))
     return weights

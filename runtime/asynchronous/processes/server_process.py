@@ -97,7 +97,7 @@ class ServerProcess(SessionProcess):
         chief = self._server.coordinator
         if chief is None:
             return {}
-        means = mean_over_workers([chief.kept[worker] for worker in sorted(chief.kept)])
+        means = mean_over_workers([chief.local_values[worker] for worker in sorted(chief.local_values)])
         return means or {v.name: self._first_values.part(v.name) for v in worker_variables(self.plan)}
 
     def _save(self, steps: tuple[int, ...]) -> None:

@@ -77,7 +77,7 @@ class Clock:
             self._finished[worker] = step
         return self._grant()
 
-    def gone(self, worker: int) -> Grants:
+    def lose(self, worker: int) -> Grants:
         """Wait for a worker no more."""
         self._finished.pop(worker, None)
         self._asking.pop(worker, None)
@@ -129,13 +129,13 @@ class _Life:
     session: int
     opened: set[int] = field(default_factory=set)  # servers
     ready: dict[int, set[int]] = field(default_factory=dict)  # step -> servers
-    kept: dict[int, dict[str, Array]] = field(default_factory=dict)  # of steps that are not committed
+    local_values: dict[int, dict[str, Array]] = field(default_factory=dict)  # of steps that are not committed
 
 
 class Coordinator:
     """The chief's decisions.
 
-    `steps`: how many each worker has trained before. `kept`: the variables that workers keep for themselves.
+    `steps`: how many each worker has trained before. `local_values`: variables of workers alone.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Coordinator:
         saves: SavePolicy,
     ) -> None:
         self.steps = list(steps)  # worker -> its last step that is committed
-        self.kept: dict[int, dict[str, Array]] = {}  # worker -> what it kept after that step
+        self.local_values: dict[int, dict[str, Array]] = {}  # worker -> what it kept after that step
         self._servers = set(servers)
         self._applied = {worker: dict.fromkeys(servers, step) for worker, step in enumerate(steps)}
         self._worker_variables = local_variables
@@ -187,7 +187,7 @@ class Coordinator:
             case Ask(session=session, step=step) if self._life(session) is not None:
                 self._grant(self._clock.ask(self._worker(session), step))
             case Kept(session=session, step=step) if (life := self._life(session)) is not None:
-                life.kept[step] = worker_arrays(
+                life.local_values[step] = worker_arrays(
                     self._worker_variables, frames, session_name(session, self._workers)
                 )
             case ReadyToCommit(session=session, step=step, server=server) if (
@@ -232,9 +232,9 @@ class Coordinator:
         if life is None or self._saves or self._ends or life.ready.get(step) != self._servers:
             return False
         if self._worker_variables:
-            if step not in life.kept:
+            if step not in life.local_values:
                 return False
-            self.kept[worker] = life.kept.pop(step)
+            self.local_values[worker] = life.local_values.pop(step)
         del life.ready[step]
         self.steps[worker] = step
         self._saves = not self._writing and self._policy.is_due(self.mean_step)
@@ -296,7 +296,7 @@ class Coordinator:
         life.opened.add(server)
         if life.opened == self._servers:
             worker = self._worker(session)
-            local_values = self.kept.get(worker, {})
+            local_values = self.local_values.get(worker, {})
             arrays = [local_values[variable.name] for variable in self._worker_variables if local_values]
             self._answer(session, Welcome(self.steps[worker]), arrays)
 
@@ -308,7 +308,7 @@ class Coordinator:
             return
         if self._joining.get(worker, session) == session:
             self._joining.pop(worker, None)
-            self._grant(self._clock.gone(worker))
+            self._grant(self._clock.lose(worker))
         if life is not None:
             del self._lives[worker]
             self._tell_all(Gone(session))

@@ -32,7 +32,7 @@ def pieces_of_servers(plan: Plan) -> Pieces:
     pieces: dict[int, list[tuple[str, StoredPiece]]] = {server: [] for server in servers}
     for name, owners in owners_of(plan).items():
         for owner in pieces_among([owner for owner in owners if owner.rank in pieces]):
-            pieces[owner.rank].append((owner.held.value, StoredPiece(name, owner.held.box)))
+            pieces[owner.rank].append((owner.piece.value, StoredPiece(name, owner.piece.box)))
     for variable in worker_variables(plan):
         pieces[servers[0]].append((_KEPT + variable.name, StoredPiece(variable.name)))
     return pieces

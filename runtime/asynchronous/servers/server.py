@@ -146,8 +146,8 @@ class Server:
             if rank.rank == servers[0]
             else None
         )
-        for held in rank.held:
-            values.part(held.variable, held.box)
+        for piece in rank.held:
+            values.part(piece.variable, piece.box)
 
     def receive(self, message: SessionMessage, frames: Sequence[memoryview] = ()) -> None:
         """Take in a message."""

@@ -159,9 +159,11 @@ class SessionHandle:
                 np.frombuffer(frame, row.dtype).reshape(piece.rows, *row.shape)
                 for frame, row in zip(frames, self._part.start.rows, strict=True)
             ]
-        wanted, sizes = expected_sizes(self._part, source), [len(frame) for frame in frames]
-        if sizes != wanted:
-            raise refused(f"values of {sizes} bytes where {wanted} were planned", f"rank {piece.sender}")
+        planned_sizes, sizes = expected_sizes(self._part, source), [len(frame) for frame in frames]
+        if sizes != planned_sizes:
+            raise refused(
+                f"values of {sizes} bytes where {planned_sizes} were planned", f"rank {piece.sender}"
+            )
         return [
             np.frombuffer(frame, dense.target.dtype)
             for frame, dense in zip(frames, self._part.dense, strict=True)

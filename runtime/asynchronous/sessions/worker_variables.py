@@ -34,10 +34,10 @@ def worker_arrays(
     variables: Sequence[PlanVariable], frames: Sequence[memoryview], sender: str
 ) -> dict[str, Array]:
     """Return what a worker sent of each variable that it keeps. Raises RankFailed."""
-    wanted = [int(np.prod(v.shape, dtype=np.int64)) * np.dtype(v.dtype).itemsize for v in variables]
+    planned_sizes = [int(np.prod(v.shape, dtype=np.int64)) * np.dtype(v.dtype).itemsize for v in variables]
     sizes = [len(frame) for frame in frames]
-    if sizes != wanted:
-        raise refused(f"variables of {sizes} bytes where {wanted} were planned", sender)
+    if sizes != planned_sizes:
+        raise refused(f"variables of {sizes} bytes where {planned_sizes} were planned", sender)
     return {
         variable.name: np.frombuffer(frame, variable.dtype).reshape(variable.shape)
         for variable, frame in zip(variables, frames, strict=True)

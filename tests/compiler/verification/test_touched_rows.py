@@ -114,8 +114,8 @@ def test_a_row_that_no_sample_names_may_not_change(tmp_path: Path, monkeypatch: 
     def train_and_touch(ranks: RanksInProcess, share: object) -> dict[str, np.ndarray]:
         outputs = train(ranks, share)  # type: ignore[arg-type]
         for owner in ranks._owners["embedding"]:
-            _, held = find_rows(owner.held.box, np.array([30]))
-            ranks.held(owner)[held] += 1
+            _, held = find_rows(owner.piece.box, np.array([30]))
+            ranks.array_of(owner)[held] += 1
         return outputs
 
     monkeypatch.setattr(RanksInProcess, "step_on", train_and_touch)

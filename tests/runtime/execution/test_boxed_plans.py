@@ -99,7 +99,7 @@ def test_copies_of_a_box_that_differ_are_told(tmp_path: Path, layout: str) -> No
     with launch_in_process(read_plan_folder(folder), momentum_batches(2, steps=1), 1, 0) as verified:
         assert ranks.disagreeing() == verified.disagreeing() == ()
         for made in (ranks, verified._ranks):  # type: ignore[attr-defined]
-            made.held(made._owners["v"][-1])[-1, -1] += 1e-9
+            made.array_of(made._owners["v"][-1])[-1, -1] += 1e-9
 
         assert ranks.disagreeing() == verified.disagreeing() == ("v",)
 

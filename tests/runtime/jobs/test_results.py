@@ -25,8 +25,8 @@ def test_shards_are_put_in_row_order_once() -> None:
 
     owners = owners_of(plan_of(ranks, [], variables=(TABLE,)))["E"]
 
-    assert [owner.held.value for owner in owners] == ["b", "c", "a"]
-    assert [owner.held.value for owner in pieces_among(owners)] == ["b", "a"]
+    assert [owner.piece.value for owner in owners] == ["b", "c", "a"]
+    assert [owner.piece.value for owner in pieces_among(owners)] == ["b", "a"]
 
 
 def test_a_whole_copy_is_enough() -> None:

@@ -34,7 +34,7 @@ def test_nobody_waits_for_the_dead_until_they_are_back() -> None:
         clock.finished(worker, 1)
 
     assert clock.ask(0, 2) == clock.ask(1, 2) == []
-    assert clock.gone(2) == [(0, 2), (1, 2)]
+    assert clock.lose(2) == [(0, 2), (1, 2)]
     assert clock.ask(2, 2) == clock.finished(2, 1) == []
     clock.back(2, 0)
     assert clock.ask(0, 3) == []
