@@ -41,7 +41,7 @@ from partc.compiler.pipeline import DECIDE, compile_graph, run
 from partc.compiler.search.operators.own_space import OwnSpace, make_tasks, space_of, strategy_of
 from partc.compiler.search.operators.search_additively import solve_additively
 from partc.compiler.search.operators.walk_chains import walk_rounds
-from partc.compiler.search.operators.walk_tasks import BestStates, State
+from partc.compiler.search.operators.walk_tasks import BestStates, StepConfigs
 from partc.compiler.search.place_operators import place_operators
 from partc.compiler.search.search_limit import SearchLimit
 from partc.compiler.settle_options import settle_options
@@ -162,37 +162,37 @@ class Experiment:
         run(DECIDE, compilation)
         return compilation
 
-    def row(self, system: str, state: State, search_s: float) -> Row | None:
+    def row(self, system: str, state: StepConfigs, search_s: float) -> Row | None:
         """Return a state's row, None where it cannot be."""
         step_s, tasks = self.tasks.begin(state), self.tasks
         if step_s is None:
             return None
         return Row(self.name, system, step_s, self.samples, tasks.sent_bytes, tasks.computing_s, search_s)
 
-    def state_of(self, strategy: str | Strategy) -> State:
+    def state_of(self, strategy: str | Strategy) -> StepConfigs:
         """Return the configurations under a strategy. Raises PartcError where the model has none."""
         compilation = self._decided(strategy)
         return read_configs(compilation.analysis, compilation.strategy, self.groups)
 
-    def placed(self, budget_s: float, seed: int) -> State:
+    def placed(self, budget_s: float, seed: int) -> StepConfigs:
         """Return the best placement of operators on one device each."""
         options = Options(batch="global", search=SearchOptions(budget_s, seed))
         return self.state_of(
             place_operators(lambda: import_training_graph(self._model), self._cluster, options)
         )
 
-    def compiled(self, state: State, out: Path) -> None:
+    def compiled(self, state: StepConfigs, out: Path) -> None:
         """Write the plan of a state, and its report."""
         strategy = strategy_of(state, self.groups, self.first.worker_names, "global")
         options = Options(batch="global", strategy=strategy, force=True)
         compile_graph(import_training_graph(self._model), self._cluster, out, options)
 
-    def least_sum(self, budget_s: float, seed: int) -> State:
+    def least_sum(self, budget_s: float, seed: int) -> StepConfigs:
         """Return the answer of OptCNN's dynamic program. Raises PartcError where it cannot be used."""
         own = OwnSpace(self.first, self.groups)
         return solve_additively(own, "dp", SearchLimit(budget_s), seed).state
 
-    def found(self, starts: list[State], budget_s: float, seed: int) -> tuple[State, int]:
+    def found(self, starts: list[StepConfigs], budget_s: float, seed: int) -> tuple[StepConfigs, int]:
         """Return the quickest state that walks find, and how many proposals there were."""
         space, rng = space_of(self.first, self.groups), np.random.default_rng(seed)
         starts = [*OwnSpace(self.first, self.groups).starts(), *starts]  # which compiles kernels, too
@@ -217,15 +217,15 @@ def experiment_of(name: str, cluster_name: str, devices: int) -> Experiment:
 
 def rows_of(
     own: Experiment, expert: str, systems: Sequence[str], budget_s: float, tables_s: float, seed: int
-) -> tuple[list[Row], State]:
+) -> tuple[list[Row], StepConfigs]:
     """Return the rows of data parallelism, of these systems, and of walks from them; and what walks found."""
-    ways: Mapping[str, Callable[[], State]] = {
+    ways: Mapping[str, Callable[[], StepConfigs]] = {
         "expert": lambda: own.state_of(expert),
         "placed": lambda: own.placed(budget_s, seed),
         "optcnn": lambda: own.least_sum(tables_s, seed),
     }
     workers = own.first.workers
-    states: dict[str, State] = {"data": (data_parallel_config(workers),) * len(own.groups)}
+    states: dict[str, StepConfigs] = {"data": (data_parallel_config(workers),) * len(own.groups)}
     took = {"data": 0.0}
     for system in systems:
         begun_s = time.monotonic()

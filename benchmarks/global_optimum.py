@@ -25,7 +25,13 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.search.operators.exhaust import exhaust
 from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.search.operators.search_additively import solve_additively
-from partc.compiler.search.operators.walk_tasks import BestStates, State, climb, fewer_replicas, walk_tasks
+from partc.compiler.search.operators.walk_tasks import (
+    BestStates,
+    StepConfigs,
+    climb,
+    fewer_replicas,
+    walk_tasks,
+)
 from partc.compiler.search.search_limit import SearchLimit
 from partc.cost.cluster.cluster import read_cluster
 from partc.models.catalogue import build_model
@@ -63,11 +69,11 @@ class SmallCase:
         own = OwnSpace.of(first)
         assert own is not None, "there are operators"
         self.own = own
-        self.data: State = (data_parallel_config(DEVICES),) * len(own.groups)
+        self.data: StepConfigs = (data_parallel_config(DEVICES),) * len(own.groups)
         own.tasks.begin(self.data)
         own.tasks.move({0: own.alone[0]})  # kernels are compiled
 
-    def starts(self) -> list[State]:
+    def starts(self) -> list[StepConfigs]:
         """Return data parallelism, fewer replicas and a single device."""
         return [self.data, fewer_replicas(self.own.tasks, self.own.space), self.own.alone]
 

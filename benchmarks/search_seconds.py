@@ -21,7 +21,7 @@ from flexflow import CLUSTERS, MODELS, Experiment, experiment_of
 from partc.compiler.planning.build_plan import bucket_bytes
 from partc.compiler.search.operators.own_space import OwnSpace, space_of
 from partc.compiler.search.operators.walk_chains import walk_rounds
-from partc.compiler.search.operators.walk_tasks import BestStates, State
+from partc.compiler.search.operators.walk_tasks import BestStates, StepConfigs
 from partc.compiler.task_graphs.step_tasks import StepTasks
 
 
@@ -44,7 +44,7 @@ class Walk:
         return next((at for at, found_s in self.curve if found_s <= step_s), None)
 
 
-def walked(case: Experiment, starts: list[State], seed: int, budget_s: float) -> Walk:
+def walked(case: Experiment, starts: list[StepConfigs], seed: int, budget_s: float) -> Walk:
     """Return a walk with a task graph that remembers nothing yet."""
     tasks = StepTasks(case.tasks.step, case.tasks.prices, bucket_bytes(case.first.cluster))
     begun_s = time.monotonic()

@@ -33,7 +33,7 @@ from line_plot import line_plot
 
 from partc.compiler.planning.build_plan import bucket_bytes
 from partc.compiler.search.operators.own_space import space_of
-from partc.compiler.search.operators.walk_tasks import BestStates, State, TaskWalk, random_state
+from partc.compiler.search.operators.walk_tasks import BestStates, StepConfigs, TaskWalk, random_state
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.cost.simulation.task_graph import BlockTasks, TaskGraph
@@ -166,7 +166,7 @@ def tasks_of(system: str, case: Experiment) -> StepTasks:
 
 
 def walked(
-    case: Experiment, space: OperatorSpace, system: str, start: State, seed: int, limits: Limits
+    case: Experiment, space: OperatorSpace, system: str, start: StepConfigs, seed: int, limits: Limits
 ) -> Walked:
     """Return a search from a start."""
     tasks, best, rng = tasks_of(system, case), BestStates(), np.random.default_rng(seed)
@@ -196,7 +196,7 @@ def walked(
 def searches(case: Experiment, systems: Sequence[str], seeds: int, limits: Limits) -> list[Walked]:
     """Return the searches of all systems, from the same random states."""
     space = space_of(case.first, case.groups)
-    data: State = (data_parallel_config(space.workers),) * len(case.groups)
+    data: StepConfigs = (data_parallel_config(space.workers),) * len(case.groups)
     moves = RANDOM_MOVES * len(space.kinds)
     for system in systems:
         walked(case, space, system, data, seeds, WARM_UP)

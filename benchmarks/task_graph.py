@@ -24,7 +24,7 @@ from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.search.operators.own_space import make_tasks, space_of, strategy_of
-from partc.compiler.search.operators.walk_tasks import State, random_state
+from partc.compiler.search.operators.walk_tasks import StepConfigs, random_state
 from partc.compiler.search.whole_steps import WholeSteps
 from partc.cost.cluster.cluster import read_cluster
 from partc.models.catalogue import build_model
@@ -110,7 +110,7 @@ class Work:
             count -= len(found)
             yield from found
 
-    def _pair(self, name: str, state: State) -> Iterator[Pair]:
+    def _pair(self, name: str, state: StepConfigs) -> Iterator[Pair]:
         strategy = strategy_of(state, self._groups, self._first.worker_names, "global")
         plan = self._whole(name, strategy)
         tasks_s = self.tasks.begin(state)

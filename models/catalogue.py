@@ -30,7 +30,7 @@ from partc.models.moe import MoeOptions, moe
 from partc.models.nmt import NmtOptions, nmt
 from partc.models.resnet import ResNet101Options, ResNetOptions, resnet50, resnet101
 
-Options = TypeVar("Options", bound=ModelOptions)
+AnyOptions = TypeVar("AnyOptions", bound=ModelOptions)
 
 
 class ModelRequestError(ValueError):
@@ -47,12 +47,12 @@ class ModelRequestError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Model(Generic[Options]):
+class Model(Generic[AnyOptions]):
     """A builder, what it takes, and a line about it."""
 
     description: str
-    options: type[Options]
-    build: Callable[[Options], onnx.ModelProto]
+    options: type[AnyOptions]
+    build: Callable[[AnyOptions], onnx.ModelProto]
     published: str = ""  # millions of parameters in the Parallax paper's table 1: dense, then sparse
 
     def build_with(self, at: str, options: Mapping[str, object]) -> onnx.ModelProto:
@@ -143,7 +143,7 @@ def describe_options(name: str) -> tuple[OptionHelp, ...]:
     )
 
 
-def option_names(model: Model[Options]) -> list[str]:
+def option_names(model: Model[AnyOptions]) -> list[str]:
     """List the names of a model's options."""
     return list(model.options.__struct_fields__)
 

@@ -16,12 +16,12 @@ import onnx
 from msgspec import Meta
 
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
-from partc.models.layers import Kernel, batch_norm, convolve, mean_head
+from partc.models.layers import KernelSize, batch_norm, convolve, mean_head
 
 STEM_CHANNELS = 32  # the published network's first layer; `width` scales all others alike
 
 # A branch is a row of convolutions: (kernel, channels, stride).
-Layer = tuple[Kernel, int, int]
+Layer = tuple[KernelSize, int, int]
 
 
 class InceptionV3Options(ModelOptions, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class _Net:
         return max(1, published * self.width // STEM_CHANNELS)
 
     def convolve(
-        self, name: str, x: str, channels_in: int, kernel: Kernel, published: int, stride: int = 1,
+        self, name: str, x: str, channels_in: int, kernel: KernelSize, published: int, stride: int = 1,
         *, same: bool = True,
     ) -> tuple[str, int]:  # fmt: skip
         """Convolve, normalise, rectify; `same` keeps the size at stride 1."""

@@ -9,7 +9,7 @@ import math
 
 from partc.models.graph_builder import GraphBuilder
 
-Kernel = tuple[int, int]
+KernelSize = tuple[int, int]
 
 
 def matrix(b: GraphBuilder, name: str, rows: int, columns: int) -> str:
@@ -19,8 +19,8 @@ def matrix(b: GraphBuilder, name: str, rows: int, columns: int) -> str:
 
 
 def convolve(
-    b: GraphBuilder, name: str, x: str, channels_in: int, channels: int, kernel: Kernel, stride: int,
-    pads: Kernel, *, bias: bool = False,
+    b: GraphBuilder, name: str, x: str, channels_in: int, channels: int, kernel: KernelSize, stride: int,
+    pads: KernelSize, *, bias: bool = False,
 ) -> str:  # fmt: skip
     """Convolve [B, channels_in, h, w] to [B, channels, h', w']; `pads` on both sides of each axis."""
     height, across = kernel

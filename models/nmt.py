@@ -23,7 +23,16 @@ from msgspec import Meta
 
 from partc.models.graph_builder import GraphBuilder, ModelOptions, Size
 from partc.models.layers import matrix
-from partc.models.recurrent import State, attend, each_step, keys_of, lstm_step, stack, time_major, zero_state
+from partc.models.recurrent import (
+    CellState,
+    attend,
+    each_step,
+    keys_of,
+    lstm_step,
+    stack,
+    time_major,
+    zero_state,
+)
 
 TABLE_LIMIT = 0.1
 
@@ -66,11 +75,11 @@ def _embed(b: GraphBuilder, name: str, words: str, vocab: int, width: int) -> st
 # ---------------------------------------------------------------- encoder
 
 
-def _encode(b: GraphBuilder, source: str, options: NmtOptions) -> tuple[str, list[State]]:
+def _encode(b: GraphBuilder, source: str, options: NmtOptions) -> tuple[str, list[CellState]]:
     """Return keys [B, S, H] for attention, and each forward layer's last state."""
     embedded = _embed(b, "source", source, options.source_vocab, options.embedding)
     outputs: list[str] = []
-    states: list[State] = []
+    states: list[CellState] = []
     for direction in ("forwards", "backwards"):
         hidden, width = embedded, options.embedding
         for layer in range(options.encoder_layers):
@@ -86,7 +95,7 @@ def _encode(b: GraphBuilder, source: str, options: NmtOptions) -> tuple[str, lis
 
 def _layer(
     b: GraphBuilder, name: str, inputs: str, width: int, words: str, reverse: bool, options: NmtOptions
-) -> tuple[str, State]:
+) -> tuple[str, CellState]:
     """Return one layer's outputs [S*B, H] for inputs [S*B, width], and its last state."""
     pieces = _input_gates(b, name, inputs, width, options.source_steps, options)
     recurrent = matrix(b, f"{name}.recurrent_weight", options.cells, 4 * options.cells)
@@ -112,7 +121,7 @@ def _input_gates(
 # ---------------------------------------------------------------- decoder
 
 
-def _decode(b: GraphBuilder, target: str, keys: str, states: list[State], options: NmtOptions) -> str:
+def _decode(b: GraphBuilder, target: str, keys: str, states: list[CellState], options: NmtOptions) -> str:
     """Return what the output layer reads after each step, [T*B, H]."""
     embedded = _embed(b, "target", target, options.target_vocab, options.embedding)
     cells = options.cells

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from partc.models.graph_builder import GraphBuilder, ModelOptions
 from partc.models.layers import matrix
 
-State = tuple[str, str]  # hidden and cell, [B, H] each
+CellState = tuple[str, str]  # hidden and cell, [B, H] each
 
 
 # ---------------------------------------------------------------- LSTM
@@ -49,7 +49,7 @@ def lstm_cell(b: GraphBuilder, gates: str, cell: str) -> tuple[str, str]:
     return following, b.op("Mul", b.op("Sigmoid", o), b.op("Tanh", following))
 
 
-def lstm_step(b: GraphBuilder, gates: str, recurrent: str, state: State) -> State:
+def lstm_step(b: GraphBuilder, gates: str, recurrent: str, state: CellState) -> CellState:
     """Return the state after one step, for what its input contributes to the gates, [B, 4H]."""
     hidden, cell = state
     cell, hidden = lstm_cell(b, b.op("Add", gates, b.op("MatMul", hidden, recurrent)), cell)
@@ -57,8 +57,8 @@ def lstm_step(b: GraphBuilder, gates: str, recurrent: str, state: State) -> Stat
 
 
 def advance_layers(
-    b: GraphBuilder, x: str, layers: Sequence[LstmWeights], states: Sequence[State]
-) -> list[State]:
+    b: GraphBuilder, x: str, layers: Sequence[LstmWeights], states: Sequence[CellState]
+) -> list[CellState]:
     """Return the states of layers on top of each other after one step with input x [B, E]."""
     following = []
     for weights, state in zip(layers, states, strict=True):
@@ -69,8 +69,8 @@ def advance_layers(
 
 
 def unroll(
-    b: GraphBuilder, inputs: Sequence[str], layers: Sequence[LstmWeights], states: list[State]
-) -> tuple[list[str], list[State]]:
+    b: GraphBuilder, inputs: Sequence[str], layers: Sequence[LstmWeights], states: list[CellState]
+) -> tuple[list[str], list[CellState]]:
     """Return the top layer's output [B, H] at every step, and the last state of every layer."""
     outputs = []
     for x in inputs:
@@ -85,7 +85,7 @@ def zero_state(b: GraphBuilder, words: str, width: int) -> str:
     return b.zeros(b.op("Concat", batch, b.integers(width), axis=0))
 
 
-def zero_states(b: GraphBuilder, words: str, layers: int, cells: int) -> list[State]:
+def zero_states(b: GraphBuilder, words: str, layers: int, cells: int) -> list[CellState]:
     """Return the first states of layers that read words int64[T, B]."""
     return [(zero_state(b, words, cells), zero_state(b, words, cells)) for _ in range(layers)]
 

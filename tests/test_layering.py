@@ -16,6 +16,7 @@ MAY_IMPORT["compiler"].add("models")
 MAY_IMPORT["models"] = {"models"}
 SOURCES = [path for name in MAY_IMPORT for path in sorted((ROOT / name).rglob("*.py"))]
 PUBLIC_CLASS = re.compile(r"^ *class ([A-Za-z]\w*)", re.MULTILINE)
+TYPE = re.compile(r"^([A-Z]\w*[a-z]\w*) = ", re.MULTILINE)
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 
@@ -148,10 +149,16 @@ def test_every_source_folder_is_installed() -> None:
 
 
 def shared_names(sources: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return each public name that several classes have, and their modules. `sources`: module -> its text."""
+    """Return each public name of several classes, or of a class and a type elsewhere, with the modules.
+
+    `sources`: module -> its text.
+    """
     modules: defaultdict[str, list[str]] = defaultdict(list)
     for module, source in sources.items():
         for name in PUBLIC_CLASS.findall(source):
+            modules[name].append(module)
+    for module, source in sources.items():
+        for name in modules.keys() & set(TYPE.findall(source)):
             modules[name].append(module)
     return {name: found for name, found in modules.items() if len(found) > 1}
 
@@ -161,11 +168,12 @@ def test_two_classes_of_one_name_are_seen() -> None:
         "partc.cost.a": "class Move:\n    class Kind: pass\nclass _Row: pass",
         "partc.runtime.b": "class Move(Record): pass\nclass _Row: pass",
         "partc.runtime.c": "from partc.runtime.b import Move\nclass Kind: pass",
+        "partc.runtime.d": "Kind = Literal['a', 'b']\nRank = int",
     }
 
     assert shared_names(sources) == {
         "Move": ["partc.cost.a", "partc.runtime.b"],
-        "Kind": ["partc.cost.a", "partc.runtime.c"],
+        "Kind": ["partc.cost.a", "partc.runtime.c", "partc.runtime.d"],
     }
 
 

@@ -36,7 +36,7 @@ def grad_command(
     train: arguments.TrainPatterns = "",
     freeze: arguments.FreezePatterns = "",
     no_decay: arguments.NoDecayPatterns = "",
-    group: arguments.Groups = [],
+    group: arguments.GroupSettings = [],
     batch_size: arguments.BatchSizeText = "",
     clip_value: arguments.ClipValue = None,
     clip_norm: arguments.ClipNorm = None,

@@ -21,7 +21,7 @@ Example: partc cluster init -o cluster.json"""
 
 def init_command(
     output: arguments.NewFile = Path("cluster.json"),
-    source: arguments.Source = "auto",
+    source: arguments.ClusterSource = "auto",
     devices: arguments.Devices = None,
     workers: arguments.Workers = None,
     gpus: arguments.Gpus = None,

@@ -65,7 +65,7 @@ def run_command(
     timeout: arguments.Timeout = 600.0,
     trace: TraceArgument = None,
     trace_steps: arguments.TraceSteps = "3",
-    staleness: arguments.Staleness = None,
+    staleness: arguments.MostStaleness = None,
     metrics_port: arguments.MetricsEndpoint = "",
 ) -> int:
     """Train: one executor daemon per device; save the trained variables."""

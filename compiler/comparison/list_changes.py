@@ -29,7 +29,7 @@ SIMPLE = ("allreduce", "ps", "hybrid")
 MOST_NAMES = 8
 
 
-Input = tuple[Cluster, Options]
+CompilerInput = tuple[Cluster, Options]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Change:
     dimension: Dimension
     value: str
     meaning: str
-    apply: Callable[[Cluster, Options], Input]
+    apply: Callable[[Cluster, Options], CompilerInput]
     keeps_plan: bool = False
     reason: str = ""
 
@@ -61,19 +61,19 @@ def list_changes(cluster: Cluster, options: Options, graph: TrainingGraph) -> li
     return [change for turn in turns for change in turn if change is not None]
 
 
-def _unchanged(cluster: Cluster, options: Options) -> Input:
+def _unchanged(cluster: Cluster, options: Options) -> CompilerInput:
     return cluster, options
 
 
-def _with_cluster(change: Callable[[Cluster], Cluster], cluster: Cluster, options: Options) -> Input:
+def _with_cluster(change: Callable[[Cluster], Cluster], cluster: Cluster, options: Options) -> CompilerInput:
     return change(cluster), options
 
 
-def _with_strategy(name: str, cluster: Cluster, options: Options) -> Input:
+def _with_strategy(name: str, cluster: Cluster, options: Options) -> CompilerInput:
     return cluster, replace(options, strategy=name)
 
 
-def _with_sizes(sizes: Mapping[str, int], cluster: Cluster, options: Options) -> Input:
+def _with_sizes(sizes: Mapping[str, int], cluster: Cluster, options: Options) -> CompilerInput:
     return cluster, replace(options, sizes={**options.sizes, **sizes})
 
 

@@ -14,11 +14,11 @@ from partc.cost.what_if import PricedChange
 
 MOST_PROCESSES = 4  # each has the graph, and a plan, in memory
 
-Job = Callable[[], PricedChange]
+PriceJob = Callable[[], PricedChange]
 
 
 def price_in_processes(
-    jobs: Sequence[Job], show: Callable[[int], None], processes: int = 0
+    jobs: Sequence[PriceJob], show: Callable[[int], None], processes: int = 0
 ) -> list[PricedChange]:
     """Return what jobs find, in their order. `processes`: 0 for one a core.
 
@@ -37,7 +37,7 @@ def price_in_processes(
     return [prices[number] for number in range(len(jobs))]
 
 
-def _found_elsewhere(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, PricedChange]]:
+def _found_elsewhere(jobs: Sequence[PriceJob], count: int) -> Iterator[tuple[int, PricedChange]]:
     """Yield what forked processes find, as they find it: they take job after job."""
     context = multiprocessing.get_context("fork")
     following: Synchronized[int] = context.Value("i", 0)
@@ -63,7 +63,7 @@ def _found_elsewhere(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, Pri
             process.join()
 
 
-def _work(there: Connection, jobs: Sequence[Job], following: "Synchronized[int]") -> None:
+def _work(there: Connection, jobs: Sequence[PriceJob], following: "Synchronized[int]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(BrokenPipeError):

@@ -15,7 +15,7 @@ from typing import Generic, Self, TypeVar
 
 import msgspec
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 FORKED_NODES = 1_000  # graphs from so many on are worth a second process, which takes some 0.1 s to begin
@@ -30,13 +30,13 @@ def is_worthwhile(nodes: int) -> bool:
     return is_first and nodes >= FORKED_NODES and len(os.sched_getaffinity(0)) > 1
 
 
-class Ahead(Generic[Found]):
+class Ahead(Generic[Result]):
     """A job of a process of its own, which ends with the block that it is begun for.
 
     `kind`: the type of what it returns.
     """
 
-    def __init__(self, job: Callable[[], Found], kind: type[Found]) -> None:
+    def __init__(self, job: Callable[[], Result], kind: type[Result]) -> None:
         context = multiprocessing.get_context("fork")
         self._job, self._kind = job, kind
         self._here, there = context.Pipe(duplex=False)
@@ -44,7 +44,7 @@ class Ahead(Generic[Found]):
         self._process.start()
         there.close()
 
-    def result(self) -> Found:
+    def result(self) -> Result:
         """Return what was found; where the process was killed, or failed, the job is done here."""
         try:
             found = msgspec.json.decode(self._here.recv_bytes(), type=self._kind)

@@ -17,7 +17,7 @@ from partc.runtime.plan.variables import Held
 
 IDLE: Site = "idle"  # of a worker whom no operator was given
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
-Groups = Mapping[str, tuple[tuple[int, ...], ...]]
+RankGroups = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 def ranks_at_sites(cluster: Cluster, meshes: Meshes) -> dict[Site, tuple[int, ...]]:
@@ -68,7 +68,7 @@ def describe_ranks(
     program: Program,
     rows: OwnedRows,
     cluster: Cluster,
-    groups: Groups,
+    groups: RankGroups,
 ) -> tuple[Rank, ...]:
     """Return all ranks. `rows`: what each server owns of each parameter there."""
     numbers: dict[int, dict[str, int]] = {}

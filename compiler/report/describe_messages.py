@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.methods import method_of_label
 from partc.compiler.report.units import count, join_words
+from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN
 from partc.runtime.plan.program import Plan, Start
 
 NAMES_TOLD = 2
@@ -158,7 +159,7 @@ class MessageNames:
             noun = "gradient" if len(gradients) == 1 else "gradients"
             parts.append(f"the {noun} of {_some(gradients)}")
         if others:
-            parts.append(_some([_readable(tensor) for tensor in others]))
+            parts.append(_some([_readable(self._averaged.get(tensor, tensor)) for tensor in others]))
         return join_words(parts)
 
     def _table(self, value: str) -> str:
@@ -191,7 +192,7 @@ class MessageNames:
             results = [result.name for node in self._readers.get(name, ()) for result in node.outputs]
             ahead += [result for result in results if result not in seen]
             seen.update(results)
-        return _readable(tensor)
+        return _readable(self._averaged.get(tensor, tensor))
 
     def _tensor(self, value: str) -> str:
         """Return the tensor of the user's graph that a value holds, or its sum, or a part of it."""
@@ -222,6 +223,13 @@ class MessageNames:
                 if tensor is not None:
                     parameters[tensor] = gradient.parameter
         return parameters
+
+    @cached_property
+    def _averaged(self) -> dict[str, str]:
+        """Return what each mean over replicas is the mean of."""
+        nodes = self.compilation.analysis.training.graph.nodes
+        means = [node for node in nodes if (node.domain, node.op) == (REPLICA_DOMAIN, AVERAGE)]
+        return {node.outputs[0].name: node.inputs[0].name for node in means}
 
     @cached_property
     def _row_gradients(self) -> dict[str, str]:
@@ -291,7 +299,7 @@ def _readable(tensor: str) -> str:
     if match:
         return f"the gradient at {match[1]}"
     part = re.match(r"\w+:(.+)/([A-Za-z]+)(?:_\d+)?$", tensor)
-    return f"the {part[2]} in {part[1]}" if part else tensor.removesuffix(".average")
+    return f"the {part[2]} in {part[1]}" if part else tensor
 
 
 def _some(names: Iterable[str]) -> str:

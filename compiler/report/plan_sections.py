@@ -33,10 +33,10 @@ from partc.compiler.report.timeline.bar_events import list_longest
 from partc.compiler.report.timeline.draw_timeline import draw_timeline
 from partc.runtime.plan.program import Plan
 
-Values = Mapping[str, object]
+SectionValues = Mapping[str, object]
 
 
-def why_section(source: ReportSource) -> Values | None:
+def why_section(source: ReportSource) -> SectionValues | None:
     """Explain the ways of synchronisation; None where meshes decide."""
     if source.compilation.strategy.has_meshes:
         return None
@@ -48,13 +48,13 @@ def why_section(source: ReportSource) -> Values | None:
     return {**own, **_compared(source)}
 
 
-def mesh_section(source: ReportSource) -> Values | None:
+def mesh_section(source: ReportSource) -> SectionValues | None:
     """Describe the workers' mesh; None where every worker is a replica."""
     mesh = describe_mesh(source.compilation)
     return None if mesh is None else {"mesh": mesh, **_compared(source)}
 
 
-def _compared(source: ReportSource) -> Values:
+def _compared(source: ReportSource) -> SectionValues:
     costs, compilation = source.compilation.costs, source.compilation
     return {
         "candidates": candidates(costs, compilation.compared, compilation.timeline.step_s),
@@ -63,13 +63,13 @@ def _compared(source: ReportSource) -> Values:
     }
 
 
-def operators_section(source: ReportSource) -> Values | None:
+def operators_section(source: ReportSource) -> SectionValues | None:
     """Draw who computes what; None where all divide samples alone."""
     pictures = draw_operators(source.compilation)
     return None if pictures is None else {"operators": pictures}
 
 
-def cluster_section(source: ReportSource) -> Values:
+def cluster_section(source: ReportSource) -> SectionValues:
     """Draw the cluster, and list what its links carry."""
     plan = source.compilation.plan
     loads = loads_of(source.traffic, source.cluster, source.compilation.timeline.step_s)
@@ -81,7 +81,7 @@ def cluster_section(source: ReportSource) -> Values:
     }
 
 
-def timeline_section(source: ReportSource) -> Values:
+def timeline_section(source: ReportSource) -> SectionValues:
     """Draw the predicted step."""
     timeline = source.compilation.timeline
     return {
@@ -90,19 +90,19 @@ def timeline_section(source: ReportSource) -> Values:
     }
 
 
-def devices_section(source: ReportSource) -> Values:
+def devices_section(source: ReportSource) -> SectionValues:
     """Tell memory and traffic of ranks."""
     compilation = source.compilation
     return {"devices": describe_devices(compilation.memory, compilation.timeline, compilation.plan)}
 
 
-def servers_section(source: ReportSource) -> Values | None:
+def servers_section(source: ReportSource) -> SectionValues | None:
     """Tell what servers own; None where they own nothing."""
     assignment = describe_servers(source.compilation.costs.assignment)
     return None if assignment is None else {"assignment": assignment}
 
 
-def variables_section(source: ReportSource) -> Values:
+def variables_section(source: ReportSource) -> SectionValues:
     """List all variables."""
     compilation = source.compilation
     choices = compilation.costs.choices
@@ -122,7 +122,7 @@ def _why_unpriced(plan: Plan) -> str:
     return "no replicas to exchange it with" if plan.replicas == 1 else "exchanged as its mesh says"
 
 
-def assumptions_section(source: ReportSource) -> Values:
+def assumptions_section(source: ReportSource) -> SectionValues:
     """List inputs, and what is taken for granted."""
     compilation, plan = source.compilation, source.compilation.plan
     return {
@@ -138,7 +138,7 @@ def assumptions_section(source: ReportSource) -> Values:
     }
 
 
-def program_section(source: ReportSource) -> Values:
+def program_section(source: ReportSource) -> SectionValues:
     """List segments and instructions."""
     listings = describe_listings(source.compilation.plan, source.segments, source.words)
     return {"groups": group_segments(source.segments), "files": len(source.segments), "listings": listings}

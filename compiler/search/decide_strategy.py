@@ -44,13 +44,13 @@ MOST_NAMES = 16
 # Names that are estimated, likewise: of so many nodes, these many at least.
 ESTIMATED_NODES, FEWEST_ESTIMATED = 60_000, 8
 
-Read = Callable[[], TrainingGraph]
+ReadStep = Callable[[], TrainingGraph]
 Estimates = Callable[[], Sequence[NameEstimate]]
 
 
 @paused_collection()
 def decide_strategy(
-    read: Read,
+    read: ReadStep,
     cluster: Cluster,
     options: Options,
     phases: Sequence[PipelinePhase],
@@ -68,7 +68,7 @@ def decide_strategy(
 
 
 def _decide(
-    read: Read,
+    read: ReadStep,
     cluster: Cluster,
     options: Options,
     phases: Sequence[PipelinePhase],
@@ -163,7 +163,7 @@ def _count_tried(compilation: Compilation) -> int:
     return min(MOST_NAMES, TRIED_NODES // max(1, len(compilation.training.graph.nodes)))
 
 
-def _price_of_names(compilation: Compilation, read: Read) -> WholeSteps:
+def _price_of_names(compilation: Compilation, read: ReadStep) -> WholeSteps:
     """Return what prices names: of the same step, and of the same total batch."""
     replicas = compilation.replicas if compilation.analysis.per_replica else None
     price = WholeSteps(read, compilation.cluster, compilation.options, replicas=replicas)

@@ -19,7 +19,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, run
 from partc.compiler.search.operators.own_space import OwnSpace
-from partc.compiler.search.operators.walk_tasks import LEAST_GAIN, State
+from partc.compiler.search.operators.walk_tasks import LEAST_GAIN, StepConfigs
 from partc.compiler.search.whole_steps import Priced, WholeSteps
 from partc.compiler.settle_options import begin_compilation
 from partc.compiler.task_graphs.block_costs import BlockCosts
@@ -80,9 +80,9 @@ def _on(worker: int) -> OperatorConfig:
     return OperatorConfig((("batch", 1),), (worker,))
 
 
-def _together(own: OwnSpace) -> list[State]:
+def _together(own: OwnSpace) -> list[StepConfigs]:
     """Return everything on one device, for devices that take different times or have different memory."""
-    states: dict[tuple[float | None, float], State] = {}
+    states: dict[tuple[float | None, float], StepConfigs] = {}
     for worker in range(own.space.workers):
         state = (_on(worker),) * len(own.groups)
         limit_bytes = float(own.tasks.prices.limits_bytes[worker])
@@ -90,11 +90,11 @@ def _together(own: OwnSpace) -> list[State]:
     return list(states.values())
 
 
-def _fits(tasks: StepTasks, state: State) -> bool:
+def _fits(tasks: StepTasks, state: StepConfigs) -> bool:
     return tasks.begin(state) is not None and not tasks.exceeds_memory
 
 
-def _placements(own: OwnSpace, options: Options) -> Iterator[State]:
+def _placements(own: OwnSpace, options: Options) -> Iterator[StepConfigs]:
     """Yield the solver's answers. Raises NoPlacement where variables do not fit."""
     costs = BlockCosts(own.tasks)
     workers = own.space.workers
@@ -218,7 +218,7 @@ def _gigabytes(nbytes: Fraction) -> str:
     return f"{float(nbytes) / 1e9:.3g} GB"
 
 
-def _improved(tasks: StepTasks, start: State, until_s: float) -> tuple[State, float]:
+def _improved(tasks: StepTasks, start: StepConfigs, until_s: float) -> tuple[StepConfigs, float]:
     """Return a state no slower for any one operator elsewhere, if there is time; and its seconds."""
     state, step_s = list(start), tasks.begin(start)
     assert step_s is not None, "an operator on one device can be"

@@ -26,7 +26,7 @@ from partc.compiler.search.operators.exhaust import Exhaustion, check_states, ex
 from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.search.operators.search_additively import solve_additively
 from partc.compiler.search.operators.walk_chains import walk_rounds
-from partc.compiler.search.operators.walk_tasks import BestStates, State, climb, fewer_replicas
+from partc.compiler.search.operators.walk_tasks import BestStates, StepConfigs, climb, fewer_replicas
 from partc.compiler.search.pipelines.climb_pipelines import climb_pipelines
 from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
 from partc.compiler.search.pipelines.step_pipelines import StepPipelines
@@ -143,8 +143,8 @@ class _Search:
         self.remarks: list[str] = []
         self._price, self._asked, self._limit, self._show = price, options, limit, show
         self._named = [start]
-        self._state: State | None = None  # of the best, if it is operators' own
-        self._optimal: set[State] = set()  # no single change of them is quicker
+        self._state: StepConfigs | None = None  # of the best, if it is operators' own
+        self._optimal: set[StepConfigs] = set()  # no single change of them is quicker
         self._rng = np.random.default_rng(options.seed)
         show(start, data_parallel)
 
@@ -193,7 +193,7 @@ class _Search:
         self._show(priced, self._data_parallel)
         return True
 
-    def _see_state(self, own: OwnSpace, state: State, how: str) -> None:
+    def _see_state(self, own: OwnSpace, state: StepConfigs, how: str) -> None:
         """Price a state as a whole plan, and note it."""
         before = self._state
         name = f"{how}: {own.describe(state, before)}"
@@ -270,7 +270,7 @@ class _Search:
                 self._see_state(own, best.in_order()[0], OPERATORS_OWN)
             raise
 
-    def _walk_rounds(self, own: OwnSpace, starts: Sequence[State], best: BestStates) -> None:
+    def _walk_rounds(self, own: OwnSpace, starts: Sequence[StepConfigs], best: BestStates) -> None:
         limit, is_priced = self._limit, True
         for proposals in walk_rounds(
             own.tasks,
@@ -289,7 +289,7 @@ class _Search:
         if not is_priced:
             self._price_best(own, best)
 
-    def _additive_starts(self, own: OwnSpace) -> list[State]:
+    def _additive_starts(self, own: OwnSpace) -> list[StepConfigs]:
         """Return the answers of the additive methods, as far as there are any in a share of the time."""
         limit = self._limit
         part = SearchLimit(max(0.0, ADDITIVE_SHARE * limit.left_s), limit.proposals)
@@ -331,13 +331,15 @@ class _Search:
         else:
             self.remarks.append("changes of one operator, or kind, were not all tried")
 
-    def _climb(self, own: OwnSpace, start: State, until_s: float, most: float) -> tuple[State, float]:
+    def _climb(
+        self, own: OwnSpace, start: StepConfigs, until_s: float, most: float
+    ) -> tuple[StepConfigs, float]:
         climbed, step_s, is_optimal = climb(own.tasks, own.space, start, until_s, most)
         if is_optimal:
             self._optimal.add(climbed)
         return climbed, step_s
 
-    def _exhaust(self, own: OwnSpace, begin: State, share: float) -> Exhaustion:
+    def _exhaust(self, own: OwnSpace, begin: StepConfigs, share: float) -> Exhaustion:
         """Look at all states, and price each that is quicker than those before."""
         until_s = self._limit.part_until_s(share, self._price.usual_s)
 

@@ -29,9 +29,9 @@ from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves, Where
 from partc.passes.layouts.layouts import Layout
 from partc.passes.search.operators.group_layouts import GroupLayouts
-from partc.passes.search.operators.grouped_step import ASIDE, FORWARD, GroupedStep, Way
+from partc.passes.search.operators.grouped_step import ASIDE, FORWARD, GroupedStep, PassLevel
 
-Computing = tuple[int, Way]  # a group, and on which way
+Computing = tuple[int, PassLevel]  # a group, and on which way
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +114,7 @@ class ComputingBlock:
 
     prices: TaskPrices
     group: int
-    way: Way
+    way: PassLevel
     reads: tuple[ReadTensor, ...]
     sources: tuple[int, ...]
 
@@ -160,7 +160,7 @@ class TransferBlock:
     moves: TensorMoves
     tensor: SentTensor
     place: int
-    reads: tuple[tuple[int, Way], ...]
+    reads: tuple[tuple[int, PassLevel], ...]
     groups: tuple[int, ...]  # the one that has it, then those that read it
     sources: tuple[int, ...]
 
@@ -284,7 +284,7 @@ class BlockList:
         for bucket, parameters in enumerate(_buckets(step, order, bucket_bytes)):
             self._add_update(writer, bucket, parameters)
 
-    def _add_computing(self, group: int, way: Way) -> None:
+    def _add_computing(self, group: int, way: PassLevel) -> None:
         slots: dict[int, int] = {}  # block -> slot
         reads = []
         for tensor in _reads(self._step, group, way):
@@ -332,7 +332,7 @@ class BlockList:
         self.blocks.append(UpdateBlock(writer, bucket, tuple(of_parameters), tuple(groups), tuple(slots)))
 
 
-def _reads(step: GroupedStep, number: int, way: Way) -> list[str]:
+def _reads(step: GroupedStep, number: int, way: PassLevel) -> list[str]:
     """Return what a group reads on one way that it does not make on it, in order."""
     nodes = step.groups[number].nodes[way]
     results = {tensor.name for node in nodes for tensor in node.outputs}

@@ -21,7 +21,7 @@ from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.operators.group_layouts import CollectiveKind, GroupLayout, plain
-from partc.passes.search.operators.grouped_step import Way
+from partc.passes.search.operators.grouped_step import PassLevel
 
 NOT_HERE = -1  # in place of a worker's task
 
@@ -35,10 +35,10 @@ class PlacedGroup:
 
     layout: GroupLayout
     place: MeshPlace
-    _wants: dict[tuple[int, Way], tuple[Where, ...]] = field(default_factory=dict)
+    _wants: dict[tuple[int, PassLevel], tuple[Where, ...]] = field(default_factory=dict)
     _has: dict[tuple[int, bool], Where] = field(default_factory=dict)
 
-    def wants(self, read: tuple[int, Way]) -> tuple[Where, ...]:
+    def wants(self, read: tuple[int, PassLevel]) -> tuple[Where, ...]:
         """Return how the group reads a tensor on one way."""
         if read not in self._wants:
             layouts = self.layout.wants.get(read, ())
@@ -267,7 +267,7 @@ class ComputingInputs(NamedTuple):
     """
 
     placed: PlacedGroup
-    way: Way
+    way: PassLevel
     gates: tuple[Task, ...]
     makers: tuple[tuple[int, LastTasks], ...]
     cut_bytes: int
@@ -294,7 +294,7 @@ def write_computing(prices: TaskPrices, inputs: ComputingInputs) -> TaskBlock:
     return draft.finish(done=LastTasks.of(ends.indices))
 
 
-def _joined(layout: GroupLayout, way: Way) -> dict[tuple[int, CollectiveKind, tuple[int, ...]], int]:
+def _joined(layout: GroupLayout, way: PassLevel) -> dict[tuple[int, CollectiveKind, tuple[int, ...]], int]:
     """Return a way's collectives, those of a level, kind and axes as one: bytes."""
     joined: dict[tuple[int, CollectiveKind, tuple[int, ...]], int] = {}
     for each in layout.collectives[way]:

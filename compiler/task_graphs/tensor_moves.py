@@ -179,12 +179,12 @@ def choose_senders(
     return rows[:count].copy()
 
 
-Cut = tuple[Axes, Placements]
+PlacedAxes = tuple[Axes, Placements]
 Cuts = tuple[tuple[int, Split], ...]  # of an axis 0: into how many parts along each mesh axis that cuts it
 
 
 @lru_cache(maxsize=1 << 14)
-def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[Ints, Longs]:
+def _overlaps(shape: tuple[int, ...], source: PlacedAxes, target: PlacedAxes) -> tuple[Ints, Longs]:
     """Return the region at each place of the source, numbered, and how many elements of each region those at
     each place of the target want, int64[regions, places]."""
     has, wants = (
@@ -203,7 +203,7 @@ def _overlaps(shape: tuple[int, ...], source: Cut, target: Cut) -> tuple[Ints, L
     return regions, elements
 
 
-def _cuts(axis: int, cut: Cut) -> Cuts:
+def _cuts(axis: int, cut: PlacedAxes) -> Cuts:
     axes, placements = cut
     return tuple(
         (size, replace(split, axis=0))
@@ -213,7 +213,7 @@ def _cuts(axis: int, cut: Cut) -> Cuts:
 
 
 @lru_cache(maxsize=1 << 14)
-def _part_numbers(size: int, axis: int, cut: Cut) -> Longs:
+def _part_numbers(size: int, axis: int, cut: PlacedAxes) -> Longs:
     """Return which part of an axis of a tensor is at each place of a mesh, int64[places]."""
     axes, placements = cut
     cutting = [n for n, split in enumerate(placements) if isinstance(split, Split) and split.axis == axis]

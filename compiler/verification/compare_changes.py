@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from partc.compiler.verification.rounding import Rounding
+from partc.compiler.verification.rounding import RoundingError
 from partc.compiler.verification.sessions import Array, eps_of, is_float, least_of, max_abs, sizes, wide
 
 VariableVerdict = Literal["equal", "differs", "did not change", "not finite", "other rows changed"]
-Measure = Callable[[bool], Rounding]  # what rounding may make of the step, thoroughly or not
+Measure = Callable[[bool], RoundingError]  # what rounding may make of the step, thoroughly or not
 
 STORED_ROUNDINGS = 2
 

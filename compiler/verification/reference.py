@@ -35,7 +35,7 @@ from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.model_files.cut_model import cut_model, leaves_of, reached_from, reads_of
 from partc.compiler.verification.compare_bodies import differences, probe_of
 from partc.compiler.verification.nudge_terms import FLOATS, element_types
-from partc.compiler.verification.rounding import Rounding, measure_rounding
+from partc.compiler.verification.rounding import RoundingError, measure_rounding
 from partc.compiler.verification.sessions import Array, Session, convolving, eps_of
 from partc.compiler.verification.split_step import SplitStep, Tensors
 from partc.compiler.verification.touched_rows import Uses, distinct_rows, find_tables, places, read_by_places
@@ -111,7 +111,7 @@ class Reference:
         batch: Mapping[str, Array],
         rows: Mapping[str, Array] | None = None,
         thoroughly: bool = False,
-    ) -> Rounding:
+    ) -> RoundingError:
         """Measure what rounding may make of a step (rounding.py)."""
         inputs = self._step_inputs(variables, batch, rows)
         return measure_rounding(self._split, inputs, set(variables), self.passed_types, thoroughly)

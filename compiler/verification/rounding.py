@@ -48,7 +48,7 @@ THOROUGH_DRAWS = 8  # of them, or of one for each replica
 
 
 @dataclass(frozen=True, slots=True)
-class Rounding:
+class RoundingError:
     """What a step may be off by: `variables` by element, in the variable's unit; the loss."""
 
     variables: Mapping[str, Array] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def measure_rounding(
     variables: Collection[str],
     passed_types: Mapping[str, np.dtype[Any]],
     thoroughly: bool = False,
-) -> Rounding:
+) -> RoundingError:
     """Measure on one step's inputs; gradients on the first replica's samples, `thoroughly` on all replicas'.
 
     `passed_types`: variable -> the narrowest float type that its change passes through (reference.py).
@@ -95,7 +95,7 @@ def measure_rounding(
         for variable, output in split.state.items()
         if variable not in deviations and output in errors
     }
-    return Rounding(deviations, max((errors[name] for name in split.halves.loss), default=0.0))
+    return RoundingError(deviations, max((errors[name] for name in split.halves.loss), default=0.0))
 
 
 def perturb_variables(

@@ -31,7 +31,7 @@ from partc.compiler.verification.compare_changes import (
 )
 from partc.compiler.verification.ranks import Data, Launcher, Ranks, launch_daemons, launch_in_process
 from partc.compiler.verification.reference import TABLE_LIMIT_BYTES, Reference, make_reference
-from partc.compiler.verification.rounding import Rounding
+from partc.compiler.verification.rounding import RoundingError
 from partc.compiler.verification.total_batches import total_batches
 from partc.runtime.asynchronous.sessions.session import with_one_worker
 from partc.runtime.check_arguments import public
@@ -305,7 +305,7 @@ class _Comparison:
         }
 
         @cache
-        def measure(thoroughly: bool) -> Rounding:
+        def measure(thoroughly: bool) -> RoundingError:
             return self._reference.rounding(before, batch, rows, thoroughly)
 
         self.disagreeing = self._ranks.disagreeing()

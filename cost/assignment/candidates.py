@@ -17,8 +17,8 @@ from msgspec import structs
 from partc.cost.assignment.choose_options import OptionSolution, choose_options
 from partc.cost.assignment.partitions import partition_evenly
 from partc.cost.assignment.price_options import (
-    Options,
     Prices,
+    SyncOptions,
     alike,
     option_key,
     options_of,
@@ -136,7 +136,7 @@ class Candidates:
         total_s, certain_s = self._communication_s(chosen, shards)
         return Candidate(name, chosen, shards, assignment, total_s, certain_s, solution, partitions)
 
-    def _options(self, fact: SyncFacts, candidate: str) -> Options:
+    def _options(self, fact: SyncFacts, candidate: str) -> SyncOptions:
         if fact.name in self.pins:
             return (structs.replace(self.pins[fact.name], shards=()),)
         possible = possible_methods(fact, self.cluster)

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from ortools.sat.python import cp_model
 
-from partc.cost.assignment.price_options import Options, Price, Prices, alike, option_key
+from partc.cost.assignment.price_options import Price, Prices, SyncOptions, alike, option_key
 from partc.cost.assignment.server_assignment import server_room_bytes
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.new_solver import new_solver
@@ -51,7 +51,7 @@ class OptionSolution:
 @dataclass(frozen=True, slots=True)
 class _Group:
     names: tuple[str, ...]
-    options: Options
+    options: SyncOptions
     prices: tuple[Price, ...]
     stored_bytes: int
     hint: int  # position of the rules' option
@@ -59,7 +59,7 @@ class _Group:
 
 def choose_options(
     facts: Sequence[SyncFacts],
-    options: Mapping[str, Options],
+    options: Mapping[str, SyncOptions],
     cluster: Cluster,
     prices: Prices,
 ) -> OptionSolution | None:
@@ -91,7 +91,7 @@ def choose_options(
     )
 
 
-def _groups(facts: Sequence[SyncFacts], options: Mapping[str, Options], prices: Prices) -> list[_Group]:
+def _groups(facts: Sequence[SyncFacts], options: Mapping[str, SyncOptions], prices: Prices) -> list[_Group]:
     members: dict[tuple[object, ...], list[SyncFacts]] = {}
     for fact in facts:
         key = (*alike(fact), *(option_key(option) for option in options[fact.name]))
@@ -108,7 +108,7 @@ def _groups(facts: Sequence[SyncFacts], options: Mapping[str, Options], prices: 
     ]
 
 
-def _ruled(fact: SyncFacts, options: Options) -> int:
+def _ruled(fact: SyncFacts, options: SyncOptions) -> int:
     """Return the option that the paper's rules take: sparse ones on servers, others AllReduced."""
     method = "servers" if fact.sparse else "all_reduce"
     return next((index for index, option in enumerate(options) if option.method == method), 0)

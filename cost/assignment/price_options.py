@@ -15,7 +15,7 @@ from partc.cost.network.two_level import even_shares, network_groups_of, owner_h
 from partc.cost.network.ways import Array
 from partc.cost.strategy import Mechanism, Method, SyncFacts, Synchronisation
 
-Options = tuple[Synchronisation, ...]
+SyncOptions = tuple[Synchronisation, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ def possible_methods(fact: SyncFacts, cluster: Cluster) -> tuple[Method, ...]:
     return tuple(methods)
 
 
-def options_of(fact: SyncFacts, methods: Iterable[Method], without: Collection[Mechanism]) -> Options:
+def options_of(fact: SyncFacts, methods: Iterable[Method], without: Collection[Mechanism]) -> SyncOptions:
     """Return the options of some methods, preferred ones first: mechanisms on, unless switched off."""
     options: list[Synchronisation] = []
     for method in methods:

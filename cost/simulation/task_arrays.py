@@ -16,7 +16,7 @@ Ints: TypeAlias = NDArray[np.int32]
 Longs: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
-Kernel = TypeVar("Kernel", bound=Callable[..., object])
+AnyKernel = TypeVar("AnyKernel", bound=Callable[..., object])
 
 _numba: Any = numba  # whose types do not know all options
 
@@ -70,18 +70,18 @@ class Waiting(NamedTuple):
     source: Ints  # block that a block waits for, by slot
 
 
-def compiled(kernel: Kernel) -> Kernel:
+def compiled(kernel: AnyKernel) -> AnyKernel:
     """Compile `kernel` at its first call, in each process anew: numba would keep its code as pickles."""
-    return cast(Kernel, _numba.njit(no_cfunc_wrapper=True)(kernel))
+    return cast(AnyKernel, _numba.njit(no_cfunc_wrapper=True)(kernel))
 
 
-def inner(kernel: Kernel) -> Kernel:
+def inner(kernel: AnyKernel) -> AnyKernel:
     """Compile `kernel`, which only such call that are compiled, too: nothing takes its arguments from Python.
 
     Each combination of argument types is compiled apart, numbers of 32 and 64 bits and literals among them:
     where calls differ in these, callers convert.
     """
-    return cast(Kernel, _numba.njit(no_cfunc_wrapper=True, no_cpython_wrapper=True)(kernel))
+    return cast(AnyKernel, _numba.njit(no_cfunc_wrapper=True, no_cpython_wrapper=True)(kernel))
 
 
 @compiled

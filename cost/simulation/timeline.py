@@ -39,7 +39,7 @@ from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Start, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
 LaneKind = Literal["compute", "communication"]
-Column = TypeVar("Column", Array, Numbers)
+AnyColumn = TypeVar("AnyColumn", Array, Numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ def _kinds_of(plan: Plan, cluster: Cluster) -> list[tuple[Rank, Numbers]]:
     return [(alike[0], np.array([rank.rank for rank in alike], np.int64)) for alike in kinds.values()]
 
 
-def _compact(column: Column) -> Column:
+def _compact(column: AnyColumn) -> AnyColumn:
     """Keep one element in memory where all are equal."""
     if not column.size or (column != column[0]).any():
         return column

@@ -26,7 +26,7 @@ RANDOM_OPS = frozenset(
 )
 
 
-Key = tuple[Hashable, ...]  # what tells operations, or constants, apart
+OperationKey = tuple[Hashable, ...]  # what tells operations, or constants, apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Operation:
     inputs: tuple[str, ...]
     attributes: Sequence[onnx.AttributeProto]
 
-    def key(self, arity: int) -> Key:
+    def key(self, arity: int) -> OperationKey:
         """Return what is equal for operations that give equal results."""
         attributes = (attribute.SerializeToString(deterministic=True) for attribute in self.attributes)
         return (self.op_type, self.domain, arity, self.inputs, *attributes)
@@ -62,7 +62,7 @@ class OperationBuilder:
         self.scope = ""
         self._taken = set(used_names)
         self._counts: dict[str, count[int]] = {}
-        self._made: dict[Key, tuple[str, ...]] = {}
+        self._made: dict[OperationKey, tuple[str, ...]] = {}
         self._producers: dict[str, onnx.NodeProto] = {}
 
     def producer(self, tensor: str) -> onnx.NodeProto | None:
@@ -180,7 +180,7 @@ def _operation(node: onnx.NodeProto) -> Operation:
     return Operation(node.op_type, node.domain, tuple(node.input), attributes)
 
 
-def _constant_key(value: np.ndarray, data_type: int) -> Key:
+def _constant_key(value: np.ndarray, data_type: int) -> OperationKey:
     return (data_type, value.shape, value.tobytes())
 
 

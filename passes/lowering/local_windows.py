@@ -105,9 +105,9 @@ def _equal_parts(lowering: Lowering, node: gs.Node, decision: Decision) -> dict[
     rule = rule_of(node, lowering.facts)
     parts: dict[int, _EqualParts] = {}
     for mesh_axis, along in enumerate(decision.axes):
-        factor = along.factor or ""
-        if rule is not None and factor in rule.windows and factor.startswith("y"):
-            axis, size = int(factor[1:]), lowering.graph.meshes.size(decision.site, mesh_axis)
+        halos = {} if rule is None else rule.windows.get(along.factor or "", {})
+        for axis in {halo.axis - 2 for halo in halos.values()}:
+            size = lowering.graph.meshes.size(decision.site, mesh_axis)
             parts[axis] = _EqualParts(mesh_axis, size * (parts[axis].count if axis in parts else 1))
     return parts
 
@@ -122,12 +122,12 @@ def _uneven_parts(lowering: Lowering, node: gs.Node, decision: Decision) -> dict
     if rule is None or rule.apart is None:
         return parts
     for mesh_axis, along in enumerate(decision.axes):
-        for factor in rule.apart.reaches:
-            if factor == along.factor:
-                size = lowering.graph.meshes.size(decision.site, mesh_axis)
-                entries = rule.apart.sizes[factor]
-                ranges = tuple(part_range(entries, size, part) for part in range(size))
-                parts[int(factor.removeprefix("made").removeprefix("read"))] = SpaceParts(mesh_axis, ranges)
+        factor = along.factor or ""
+        for axis in {reach.axis - 2 for reach in rule.apart.reaches.get(factor, {}).values()}:
+            size = lowering.graph.meshes.size(decision.site, mesh_axis)
+            entries = rule.apart.sizes[factor]
+            ranges = tuple(part_range(entries, size, part) for part in range(size))
+            parts[axis] = SpaceParts(mesh_axis, ranges)
     return parts
 
 

@@ -42,7 +42,7 @@ from partc.runtime.plan.record import Range
 
 COMMUNICATION_DOMAIN = "partc.communication"
 
-Values = list[int] | list[float] | int | float
+ConstantEntries = list[int] | list[float] | int | float
 
 
 @dataclass(frozen=True, slots=True)

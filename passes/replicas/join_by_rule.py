@@ -17,7 +17,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.replicas.batch_relation import ALIKE, BatchRelation, coupled
 from partc.passes.rules.sharding_rule import Axis, ShardingRule
 
-Uniform = Callable[[str, int, int, int], bool]  # tensor, axis, outer, size -> are the factor's entries equal
+# tensor, axis, outer, size -> are the factor's entries equal
+IsUniform = Callable[[str, int, int, int], bool]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Operands:
     rule: ShardingRule
     joined: Sequence[BatchRelation]
     zeros: Set[str]
-    uniform: Uniform
+    uniform: IsUniform
     grown: int | None = None
 
     def is_zero(self, index: int) -> bool:

@@ -79,7 +79,7 @@ def _halos(
         return {}
     return {
         f"y{axis}": {
-            index: Halo(before, after, (fills or {}).get(index, "zero"))
+            index: Halo(axis + 2, before, after, (fills or {}).get(index, "zero"))
             for index, (before, after) in ((i, reach_of(windows, axis)) for i, reach_of in reach.items())
         }
         for axis in range(len(windows.kernel))

@@ -27,8 +27,9 @@ LINEAR_IN_FIRST = frozenset({0})
 
 @dataclass(frozen=True, slots=True)
 class Halo:
-    """Entries of an operand that a part of the op reads before and behind its own, and what pads the ends."""
+    """Entries of an operand's axis that a part of the op reads around its own, and what pads the ends."""
 
+    axis: int
     before: int
     after: int
     fill: Fill = "zero"

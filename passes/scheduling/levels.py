@@ -23,9 +23,9 @@ from partc.passes.scheduling.schedule import Communication
 from partc.runtime.plan.moves import shape_of
 from partc.runtime.plan.program import Exchange, Kind, Rounding, Site
 
-Way = tuple[Kind, str, Site, Site]  # of a collective: its kind, group, senders and receivers
+CollectiveShape = tuple[Kind, str, Site, Site]  # of a collective: its kind, group, senders and receivers
 
-ROWS: dict[str, Way] = {
+ROWS: dict[str, CollectiveShape] = {
     "AllGatherRows": ("all_gather_rows", "workers", "worker", "worker"),
     "GatherRows": ("gather_rows", "host", "worker", "server"),
     "ScatterRows": ("scatter_rows", "host", "server", "worker"),
@@ -36,19 +36,19 @@ ROWS: dict[str, Way] = {
     "RowsToStage": ("all_gather_rows", "", "", ""),  # the node tells between whom
 }
 
-SHIFTS: dict[str, Way] = {
+SHIFTS: dict[str, CollectiveShape] = {
     "ShiftAhead": ("shift_ahead", "workers", "worker", "worker"),
     "ShiftBack": ("shift_back", "workers", "worker", "worker"),
 }
 
-BETWEEN_LEVELS: dict[str, tuple[Way, ...]] = {
+BETWEEN_LEVELS: dict[str, tuple[CollectiveShape, ...]] = {
     "Push": (("reduce", "host", "worker", "server"), ("reduce_scatter", "servers", "server", "server")),
     "Pull": (("all_gather", "servers", "server", "server"), ("broadcast", "host", "server", "worker")),
     "ToServers": (("broadcast", "feed", "worker", "server"),),
     "ToWorkers": (("broadcast", "host", "server", "worker"),),
 }
 
-OVER_LEADERS: tuple[Way, ...] = (  # an AllReduce among workers of several hosts
+OVER_LEADERS: tuple[CollectiveShape, ...] = (  # an AllReduce among workers of several hosts
     ("reduce", "host_workers", "worker", "worker"),
     ("all_reduce", "leaders", "worker", "worker"),
     ("broadcast", "host_workers", "worker", "worker"),
@@ -157,7 +157,7 @@ def _bucket_levels(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> list[C
     return [_bucket_level(bucket, *level) for level in _ways_of_bucket(bucket, topology, meshes)]
 
 
-def _ways_of_bucket(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> tuple[Way, ...]:
+def _ways_of_bucket(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> tuple[CollectiveShape, ...]:
     """Return the way of each collective that carries a bucket, in order."""
     if bucket.op in BETWEEN_LEVELS:
         return BETWEEN_LEVELS[bucket.op]

@@ -11,8 +11,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.facts import Facts
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
 from partc.passes.windows.windows import (
+    AxisSizes,
     CountedPadding,
-    Sizes,
     Windows,
     lay_transposed_windows,
     lay_windows,
@@ -126,18 +126,18 @@ def gradient_of(node: gs.Node, facts: Facts) -> WindowGradient | None:
     )
 
 
-def _kernel(node: gs.Node, facts: Facts) -> Sizes:
+def _kernel(node: gs.Node, facts: Facts) -> AxisSizes:
     if node.op == "Conv":
         return facts.shape(node.inputs[1].name)[2:]
     return tuple(node.attrs["kernel_shape"])
 
 
-def _space(tensor: str, facts: Facts) -> Sizes | None:
+def _space(tensor: str, facts: Facts) -> AxisSizes | None:
     """Return the spatial sizes of an image that do not follow a symbolic size."""
     rank = len(facts.shape(tensor))
     sizes = tuple(size for axis in range(2, rank) if (size := facts.fixed_size(tensor, axis)) is not None)
     return sizes if rank > 2 and len(sizes) == rank - 2 else None
 
 
-def _numbers(text: str) -> Sizes:
+def _numbers(text: str) -> AxisSizes:
     return tuple(int(number.replace("m", "-")) for number in text.split("x"))

@@ -9,9 +9,9 @@ same part of the input, and of its neighbours' parts always as many entries: the
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-Sizes = tuple[int, ...]
+AxisSizes = tuple[int, ...]
 # The padding, before and after each axis, that an average counts as zeros; None: it counts none.
-CountedPadding = tuple[Sizes, Sizes] | None
+CountedPadding = tuple[AxisSizes, AxisSizes] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,17 @@ class Windows:
     negative where the last entries of the input are in no window.
     """
 
-    kernel: Sizes
-    strides: Sizes
-    dilations: Sizes
-    before: Sizes
-    after: Sizes
-    source: Sizes  # the input's spatial sizes
-    target: Sizes  # the output's
-    varies: Sizes = ()  # axes of which `source` and `target` are the most that a rank has
+    kernel: AxisSizes
+    strides: AxisSizes
+    dilations: AxisSizes
+    before: AxisSizes
+    after: AxisSizes
+    source: AxisSizes  # the input's spatial sizes
+    target: AxisSizes  # the output's
+    varies: AxisSizes = ()  # axes of which `source` and `target` are the most that a rank has
 
     @property
-    def spans(self) -> Sizes:
+    def spans(self) -> AxisSizes:
         """Entries from a window's first to its last."""
         return spans_of(self.kernel, self.dilations)
 
@@ -49,7 +49,7 @@ class Windows:
         """Tell whether output y reads input y alone."""
         return self.taps == 1 and {*self.strides} == {1} and not any((*self.before, *self.after))
 
-    def transposed(self) -> dict[str, Sizes]:
+    def transposed(self) -> dict[str, AxisSizes]:
         """Return the attributes of the ConvTranspose that carries outputs back to inputs."""
         return {
             "kernel_shape": self.kernel,
@@ -59,7 +59,7 @@ class Windows:
             "output_padding": tuple(max(0, -a) for a in self.after),
         }
 
-    def forward(self) -> dict[str, Sizes]:
+    def forward(self) -> dict[str, AxisSizes]:
         """Return the attributes of the convolution itself, as it was before conversion."""
         return {
             "kernel_shape": self.kernel,
@@ -155,12 +155,12 @@ class Windows:
 
 def lay_windows(
     kernel: Sequence[int],
-    strides: Sizes,
-    dilations: Sizes,
-    pads: Sizes,
+    strides: AxisSizes,
+    dilations: AxisSizes,
+    pads: AxisSizes,
     auto_pad: str,
-    source: Sizes,
-    target: Sizes,
+    source: AxisSizes,
+    target: AxisSizes,
 ) -> Windows:
     """Return the windows of a Conv or pooling node, by its attributes and its spatial sizes."""
     reach = [
@@ -174,13 +174,13 @@ def lay_windows(
 
 def lay_transposed_windows(
     kernel: Sequence[int],
-    strides: Sizes,
-    dilations: Sizes,
-    pads: Sizes | None,
+    strides: AxisSizes,
+    dilations: AxisSizes,
+    pads: AxisSizes | None,
     auto_pad: str,
-    output_padding: Sizes,
-    source: Sizes,
-    target: Sizes,
+    output_padding: AxisSizes,
+    source: AxisSizes,
+    target: AxisSizes,
 ) -> Windows:
     """Return the windows of a ConvTranspose: those of the convolution that carries its output to its input.
 
@@ -192,7 +192,7 @@ def lay_transposed_windows(
     ]
     padding = [r + b - x for r, b, x in zip(reach, output_padding, source, strict=True)]
     if auto_pad == "VALID":
-        before: Sizes = (0,) * len(padding)
+        before: AxisSizes = (0,) * len(padding)
     elif auto_pad == "NOTSET" and pads is not None:
         before = pads[: len(padding)]
     elif auto_pad == "SAME_UPPER":
@@ -220,12 +220,12 @@ def averages_alike(windows: Windows, axis: int, counted: CountedPadding) -> bool
     return windows.before[axis] <= before and windows.after[axis] <= after
 
 
-def spans_of(kernel: Sequence[int], dilations: Sequence[int]) -> Sizes:
+def spans_of(kernel: Sequence[int], dilations: Sequence[int]) -> AxisSizes:
     """Return the entries from a window's first to its last."""
     return tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
 
 
-def _padding_before(auto_pad: str, pads: Sizes, padding: Sequence[int]) -> Sizes:
+def _padding_before(auto_pad: str, pads: AxisSizes, padding: Sequence[int]) -> AxisSizes:
     match auto_pad:
         case "SAME_UPPER":
             return tuple(max(0, p) // 2 for p in padding)
@@ -237,5 +237,5 @@ def _padding_before(auto_pad: str, pads: Sizes, padding: Sequence[int]) -> Sizes
             return pads[: len(padding)]
 
 
-def _replaced(sizes: Sizes, axis: int, size: int) -> Sizes:
+def _replaced(sizes: AxisSizes, axis: int, size: int) -> AxisSizes:
     return (*sizes[:axis], size, *sizes[axis + 1 :])

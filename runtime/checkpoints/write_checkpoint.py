@@ -42,7 +42,7 @@ from partc.runtime.plan.program import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ReadValue = Callable[[str], Array]  # a value of the rank's environment, in host memory
-Pieces = Mapping[
+PiecesOfRanks = Mapping[
     int, Sequence[tuple[str, StoredPiece]]
 ]  # rank -> values, and what part of which variable each is
 
@@ -76,7 +76,7 @@ def writers_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
     return writers
 
 
-def pieces_of_ranks(plan: Plan) -> Pieces:
+def pieces_of_ranks(plan: Plan) -> PiecesOfRanks:
     """Return what each rank writes: of copies one writes all."""
     pieces: dict[int, list[tuple[str, StoredPiece]]] = {rank.rank: [] for rank in plan.ranks}
     for name, owners in writers_of(plan).items():
@@ -93,7 +93,7 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, plan: Plan, rank: int, checkpoints: Path, keep: int, pieces: Pieces, job: Path
+        self, plan: Plan, rank: int, checkpoints: Path, keep: int, pieces: PiecesOfRanks, job: Path
     ) -> None:
         self._plan = plan
         self._rank = rank

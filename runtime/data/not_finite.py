@@ -12,7 +12,7 @@ from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Index = tuple[int, ...]
-Place = Callable[[DataInput, Index], str]  # where the user finds an element of what a step is fed
+DescribePlace = Callable[[DataInput, Index], str]  # where the user finds an element of what a step is fed
 
 
 def first_not_finite(plan: Plan, fed: Mapping[str, Array]) -> tuple[DataInput, Index] | None:
@@ -28,7 +28,7 @@ def first_not_finite(plan: Plan, fed: Mapping[str, Array]) -> tuple[DataInput, I
     return None
 
 
-def with_cause(error: Diverged, plan: Plan, fed: Mapping[str, Array], place: Place) -> Diverged:
+def with_cause(error: Diverged, plan: Plan, fed: Mapping[str, Array], place: DescribePlace) -> Diverged:
     """Return an error of a loss that is not finite, with the data that makes it so if there is any."""
     entry_and_index = first_not_finite(plan, fed)
     if entry_and_index is None:

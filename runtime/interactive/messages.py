@@ -25,7 +25,7 @@ from partc.runtime.errors import RankFailed
 from partc.runtime.plan.record import Record
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Buffer = bytes | memoryview
+Bytes = bytes | memoryview
 
 LARGEST_FRAME_BYTES = 1 << 20
 
@@ -107,16 +107,16 @@ def describe(arrays: Mapping[str, Array]) -> tuple[TensorHeader, ...]:
     return tuple(TensorHeader(name, array.dtype.name, array.shape) for name, array in arrays.items())
 
 
-def encode(message: StepperMessage, arrays: Mapping[str, Array]) -> list[Buffer]:
+def encode(message: StepperMessage, arrays: Mapping[str, Array]) -> list[Bytes]:
     """Return a message's frames: its own, then those of each array, none longer than LARGEST_FRAME_BYTES."""
-    frames: list[Buffer] = [msgspec.msgpack.encode(message)]
+    frames: list[Bytes] = [msgspec.msgpack.encode(message)]
     for array in arrays.values():
         raw = memoryview(array.tobytes())
         frames += [raw[at : at + LARGEST_FRAME_BYTES] for at in range(0, len(raw), LARGEST_FRAME_BYTES)]
     return frames
 
 
-def decode(frames: Sequence[Buffer]) -> tuple[StepperMessage, dict[str, Array]]:
+def decode(frames: Sequence[Bytes]) -> tuple[StepperMessage, dict[str, Array]]:
     """Parse a message's frames. Raises RankFailed."""
     try:
         message: StepperMessage = _DECODER.decode(frames[0])
@@ -134,7 +134,7 @@ def decode(frames: Sequence[Buffer]) -> tuple[StepperMessage, dict[str, Array]]:
     return message, arrays
 
 
-def _take(tensor: TensorHeader, rest: list[Buffer]) -> Array:
+def _take(tensor: TensorHeader, rest: list[Bytes]) -> Array:
     """Return a tensor of the first of these frames, and take those away."""
     dtype = np.dtype(tensor.dtype)
     count = -(-math.prod(tensor.shape) * dtype.itemsize // LARGEST_FRAME_BYTES)

@@ -22,7 +22,7 @@ UNEQUAL_WAITING = 0.2  # of the time
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 # Waits for a request without keeping a core busy.
-Complete = Callable[[MPI.Request], None]
+CompleteRequest = Callable[[MPI.Request], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ _RANKS = 1 << 32
 class Barriers:
     """One rank's part in the barriers of a job."""
 
-    def __init__(self, world: MPI.Intracomm, complete: Complete) -> None:
+    def __init__(self, world: MPI.Intracomm, complete: CompleteRequest) -> None:
         self._world = world
         self._complete = complete
         self._next = 1

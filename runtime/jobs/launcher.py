@@ -328,14 +328,14 @@ class Log:
             file.write(line)
 
 
-Line = tuple[str, str]  # (process, what it printed)
+NamedLine = tuple[str, str]  # (process, what it printed)
 
 
 def read_lines(
-    name: str, process: "subprocess.Popen[bytes]", lines: "queue.Queue[Line] | None" = None
-) -> "queue.Queue[Line]":
+    name: str, process: "subprocess.Popen[bytes]", lines: "queue.Queue[NamedLine] | None" = None
+) -> "queue.Queue[NamedLine]":
     """Return a queue that takes what a process prints: mpiexec or ssh, since members have keepers."""
-    into: queue.Queue[Line] = queue.Queue() if lines is None else lines
+    into: queue.Queue[NamedLine] = queue.Queue() if lines is None else lines
 
     def read() -> None:
         assert process.stdout is not None
@@ -346,7 +346,7 @@ def read_lines(
     return into
 
 
-def taken(lines: "queue.Queue[Line]") -> list[Line]:
+def taken(lines: "queue.Queue[NamedLine]") -> list[NamedLine]:
     """Return what is in a queue now."""
     return [lines.get() for _ in range(lines.qsize())]
 

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from partc.runtime.checkpoints.manifest import TrainingPosition
 from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, ReadValue, pieces_of_ranks
 from partc.runtime.errors import NotSaved
-from partc.runtime.jobs.barriers import Complete
+from partc.runtime.jobs.barriers import CompleteRequest
 from partc.runtime.jobs.job import Checkpoints, notify, tell_saved
 from partc.runtime.plan.program import Plan
 
@@ -27,7 +27,7 @@ class Saving:
         plan: Plan,
         read: ReadValue,
         world: MPI.Intracomm,
-        complete: Complete,
+        complete: CompleteRequest,
         job: Path,
     ) -> None:
         self._asked = options

@@ -216,12 +216,12 @@ def cover_fault(shape: Shape, owners: Mapping[Box | None, str]) -> str | None:
     return _sweep(tuple((axis, size) for axis, sizes in enumerate(factored) for size in sizes), flat)
 
 
-Owned = tuple[str, tuple[Range, ...]]  # an owner, and its ranges of all factors
+OwnedRanges = tuple[str, tuple[Range, ...]]  # an owner, and its ranges of all factors
 
 
 def _common_ranges(
     shape: Shape, boxes: Sequence[tuple[str, Box]]
-) -> tuple[tuple[tuple[int, ...], ...], list[Owned]]:
+) -> tuple[tuple[tuple[int, ...], ...], list[OwnedRanges]]:
     """Write boxes with the same factors: those that all have, else plain axes and a box for every run."""
     if len({box.factored for _, box in boxes}) == 1:
         flat = [(owner, tuple(chain.from_iterable(box.ranges))) for owner, box in boxes]
@@ -246,7 +246,7 @@ def _runs(sizes: tuple[int, ...], ranges: tuple[Range, ...]) -> Iterator[Range]:
         yield first + start, first + stop
 
 
-def _sweep(factors: tuple[tuple[int, int], ...], boxes: Sequence[Owned], depth: int = 0) -> str | None:
+def _sweep(factors: tuple[tuple[int, int], ...], boxes: Sequence[OwnedRanges], depth: int = 0) -> str | None:
     """Go through the first factor that is left, and at each place through what is held there.
 
     `factors`: (axis, size) of every factor.

@@ -12,7 +12,7 @@ from partc.runtime.plan.check_values import check_values
 from partc.runtime.plan.program import Instruction, Plan, Start, Wait, instructions_of
 
 Members = tuple[int, ...]
-Program = list[tuple[Start | Wait, Members]]
+MessageOrder = list[tuple[Start | Wait, Members]]
 
 _AGAIN = "compile the model again; in a plan as partc compiled it this is a mistake: report it"
 
@@ -27,13 +27,13 @@ def check_program(plan: Plan) -> None:
     check_values(plan)
 
 
-def _communications(plan: Plan) -> dict[int, Program]:
+def _communications(plan: Plan) -> dict[int, MessageOrder]:
     """Return every rank's communications; equal groups are one object."""
     groups: dict[Members, Members] = {}
     same = {name: [groups.setdefault(g, g) for g in instances] for name, instances in plan.groups.items()}
     group_of = {i.tag_id: i.group for i in plan.instructions if isinstance(i, Start)}
     shared: dict[frozenset[str], list[Start | Wait]] = {}  # ranks in groups of the same names do the same
-    programs: dict[int, Program] = {}
+    programs: dict[int, MessageOrder] = {}
     for rank in plan.ranks:
         names = frozenset(rank.groups)
         if names not in shared:
@@ -96,7 +96,7 @@ def _check_pairs(rank: int, program: Sequence[Instruction]) -> None:
         raise _mistake(f"nobody waits for communication {min(forgotten)}", rank)
 
 
-def check_rendezvous(programs: dict[int, Program]) -> None:
+def check_rendezvous(programs: dict[int, MessageOrder]) -> None:
     """Run all ranks until none can go on; raise BadPlan if some are not at their end."""
     numbers = _Numbers()
     arrived: dict[tuple[int, int], set[int]] = defaultdict(set)  # (group, tag) -> ranks

@@ -6,7 +6,7 @@ from itertools import permutations, product
 from random import Random
 
 from partc.cost.placement.problems.load import greatest_load, violations
-from partc.cost.placement.problems.problem import Node, Placement, Problem
+from partc.cost.placement.problems.problem import Node, NodePlacement, Problem
 
 
 def random_problem(
@@ -44,11 +44,11 @@ def random_problem(
     return Problem(tuple(records), tuple(edges), accelerators, cpus, Fraction(limit))
 
 
-def every_placement(problem: Problem) -> Iterator[Placement]:
+def every_placement(problem: Problem) -> Iterator[NodePlacement]:
     """Yield a device for every colour, in all ways."""
     count = max(problem.colours) + 1
     for devices in product(range(problem.devices), repeat=count):
-        yield Placement(tuple(devices[colour] for colour in problem.colours))
+        yield NodePlacement(tuple(devices[colour] for colour in problem.colours))
 
 
 def optimum(problem: Problem, *, contiguous: bool) -> Fraction | None:
@@ -57,7 +57,7 @@ def optimum(problem: Problem, *, contiguous: bool) -> Fraction | None:
     return min((greatest_load(problem, p) for p in allowed), default=None)
 
 
-def has_order(problem: Problem, placement: Placement) -> bool:
+def has_order(problem: Problem, placement: NodePlacement) -> bool:
     """Whether some order of the devices has every edge between forward nodes lead forward: by trying all."""
     pairs = [
         (placement.device_of[a], placement.device_of[b])

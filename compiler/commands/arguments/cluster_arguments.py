@@ -21,7 +21,7 @@ def _complete_sources(incomplete: str) -> list[str]:
 NewFile = Annotated[
     Path, typer.Option("-o", "--output", help="The file to write.", rich_help_panel=panels.OUTPUT)
 ]
-Source = Annotated[
+ClusterSource = Annotated[
     str,
     typer.Option(
         "--from",

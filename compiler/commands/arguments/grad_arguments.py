@@ -73,7 +73,7 @@ NoDecayPatterns = Annotated[
     str,
     typer.Option(help="Names that do not decay, such as '*.bias,*norm*'.", rich_help_panel=panels.OPTIMIZER),
 ]
-Groups = Annotated[
+GroupSettings = Annotated[
     list[str],
     typer.Option(
         help="PATTERNS:lr=F,weight_decay=F: settings of some parameters.", rich_help_panel=panels.OPTIMIZER

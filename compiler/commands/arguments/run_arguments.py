@@ -70,7 +70,7 @@ TraceSteps = Annotated[
         rich_help_panel=panels.WATCHED,
     ),
 ]
-Staleness = Annotated[
+MostStaleness = Annotated[
     int | None,
     typer.Option(help="Of an asynchronous plan: the most steps a worker may be ahead of the slowest."),
 ]

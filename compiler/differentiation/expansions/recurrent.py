@@ -15,8 +15,8 @@ from partc.compiler.differentiation.expansions.recurrent_cells import (
     DEFAULTS,
     Activation,
     Cell,
+    CellState,
     Direction,
-    State,
     gru_cell,
     lstm_cell,
     resets_before,
@@ -69,7 +69,7 @@ class _Way:
     """What one direction gave: outputs [1, b, h] in the order of time, and the last state."""
 
     outputs: tuple[str, ...]
-    last: State
+    last: CellState
 
 
 def _run_direction(at: ForwardNode, kind: _Kind, way: int, x: str, steps: int) -> _Way:
@@ -93,7 +93,7 @@ def _run_direction(at: ForwardNode, kind: _Kind, way: int, x: str, steps: int) -
     return _Way(tuple(outputs), state)
 
 
-def _mask(at: ForwardNode, step: int, following: State, state: State) -> tuple[str, State]:
+def _mask(at: ForwardNode, step: int, following: CellState, state: CellState) -> tuple[str, CellState]:
     """Return a step's output and the state after it: beyond a sequence's end 0, and the state before."""
     assert following[0]
     if not at.x(4):
@@ -164,7 +164,7 @@ def _part(at: ForwardNode, stacked: str, way: int) -> str:
     return at.build.call("Split", (stacked,), 2, axis=0, num_outputs=2)[way]
 
 
-def _initial_state(at: ForwardNode, kind: _Kind, way: int) -> State:
+def _initial_state(at: ForwardNode, kind: _Kind, way: int) -> CellState:
     states = []
     for index in range(5, 5 + kind.states):
         name = at.x(index)

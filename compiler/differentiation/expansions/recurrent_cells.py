@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from partc.compiler.differentiation.forward_node import ForwardNode
 
 # A cell's state: one tensor [1, b, h] for GRU and RNN, hidden and cell for LSTM; None is all zeros.
-State = tuple[str | None, ...]
+CellState = tuple[str | None, ...]
 
 # Alpha and beta where an activation has them, as the operators' pages give them.
 DEFAULTS: Mapping[str, tuple[float, ...]] = {
@@ -74,7 +74,7 @@ class Direction:
 
 
 # A cell takes the input's product [1, b, gates h] and the state, and returns the state that follows.
-Cell = Callable[[ForwardNode, Direction, str, State], State]
+Cell = Callable[[ForwardNode, Direction, str, CellState], CellState]
 
 
 # ---------------------------------------------------------------- cells
@@ -89,12 +89,12 @@ def _gates(at: ForwardNode, product: str, count: int) -> tuple[str, ...]:
     return at.build.call("Split", (product,), count, axis=2, num_outputs=count)
 
 
-def rnn_cell(at: ForwardNode, direction: Direction, x: str, state: State) -> State:
+def rnn_cell(at: ForwardNode, direction: Direction, x: str, state: CellState) -> CellState:
     """h = f(x + h' R)."""
     return (direction.activations[0].apply(at, _of_state(at, direction, x, state[0])),)
 
 
-def lstm_cell(at: ForwardNode, direction: Direction, x: str, state: State) -> State:
+def lstm_cell(at: ForwardNode, direction: Direction, x: str, state: CellState) -> CellState:
     """i, f = s(..), c = f c' + i g(..), o = s(..), h = o t(c); peepholes look at c' and c."""
     hidden, cell = state
     sigma, squash, shape_cell = direction.activations
@@ -119,7 +119,7 @@ def _peep(at: ForwardNode, direction: Direction, gate: str, index: int, cell: st
     return at.op("Add", gate, at.op("Mul", direction.peephole[index], cell))
 
 
-def gru_cell(at: ForwardNode, direction: Direction, x: str, state: State) -> State:
+def gru_cell(at: ForwardNode, direction: Direction, x: str, state: CellState) -> CellState:
     """z, r = s(..), n = g(.. r ..), h = (1 - z) n + z h'."""
     hidden, sizes = state[0], at.build.ints(2 * direction.hidden, direction.hidden)
     sigma, squash = direction.activations

@@ -25,7 +25,7 @@ from partc.runtime.errors import BadModel, UnsupportedModel
 MAX_STEPS = 4096  # an unrolled graph beyond this is no graph that anybody wants
 
 # What a tensor of a subgraph is called in the graph that is built.
-Names = Mapping[str, str]
+NameMap = Mapping[str, str]
 
 
 def unroll_control_flow(model: onnx.ModelProto, opset: int) -> None:
@@ -75,7 +75,7 @@ class _Unrolling:
         self.build.copy(node)
         self.knowledge.saw(node)
 
-    def results_of(self, node: onnx.NodeProto, names: Names) -> Sequence[str]:
+    def results_of(self, node: onnx.NodeProto, names: NameMap) -> Sequence[str]:
         """Emit a node of a subgraph; return its outputs' names."""
         if _is_unrolled(node):
             place, scope = f"node {node.name or node.output[0]!r} ({node.op_type})", self.build.scope
@@ -92,7 +92,7 @@ class _Unrolling:
             self.knowledge.saw(emitted)
         return emitted_names
 
-    def inline(self, graph: onnx.GraphProto, inputs: Sequence[str], names: Names) -> list[str]:
+    def inline(self, graph: onnx.GraphProto, inputs: Sequence[str], names: NameMap) -> list[str]:
         """Emit a branch or body; return what its outputs are called."""
         inner = dict(names)
         inner |= {tensor.name: self._weight(tensor) for tensor in graph.initializer}
@@ -123,7 +123,7 @@ class _Unrolling:
         return name
 
 
-def _rename(node: onnx.NodeProto, names: Names) -> None:
+def _rename(node: onnx.NodeProto, names: NameMap) -> None:
     """Rename what a node and its subgraphs read of the graphs around them."""
     for index, name in enumerate(node.input):
         node.input[index] = names.get(name, name)
@@ -141,7 +141,7 @@ class _Subgraphs:
     """A node with subgraphs, and the names around it."""
 
     node: onnx.NodeProto
-    names: Names
+    names: NameMap
     place: str
 
     def input(self, index: int) -> str:
@@ -176,7 +176,7 @@ def _unroll_if(to: _Unrolling, at: _Subgraphs) -> list[str]:
     return [to.build.op("Where", condition, *pair) for pair in zip(*branches, strict=True)]
 
 
-def _guard_branch(to: _Unrolling, at: _Subgraphs, taken: tuple[str, bool]) -> Names:
+def _guard_branch(to: _Unrolling, at: _Subgraphs, taken: tuple[str, bool]) -> NameMap:
     """Let a branch that is not taken read ones: its gradient, which is 0, then meets no NaN on its way."""
     condition, when = taken
     names = dict(at.names)

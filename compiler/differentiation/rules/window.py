@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from partc.compiler.differentiation.forward_node import ForwardNode, Gradients, Rule, of_first_output
 from partc.compiler.differentiation.rules.reduction import count_along
 from partc.passes.windows import window_functions as functions
-from partc.passes.windows.windows import Sizes, Windows, lay_transposed_windows, lay_windows
+from partc.passes.windows.windows import AxisSizes, Windows, lay_transposed_windows, lay_windows
 from partc.runtime.errors import BadModel
 
 
@@ -47,7 +47,7 @@ def transposed_windows_of(at: ForwardNode, kernel: Sequence[int]) -> Windows:
     )
 
 
-def declared_after(at: ForwardNode, windows: Windows) -> Sizes:
+def declared_after(at: ForwardNode, windows: Windows) -> AxisSizes:
     """Return the padding behind each axis, without what ceil_mode adds."""
     if at.attribute("auto_pad", "NOTSET") != "NOTSET":
         return tuple(max(0, a) for a in windows.after)
@@ -55,7 +55,7 @@ def declared_after(at: ForwardNode, windows: Windows) -> Sizes:
     return _sizes(at, "pads", (0,) * (2 * rank))[rank:]
 
 
-def _sizes(at: ForwardNode, name: str, default: Sizes) -> Sizes:
+def _sizes(at: ForwardNode, name: str, default: AxisSizes) -> AxisSizes:
     value = at.attribute(name, default)
     assert isinstance(value, Sequence)
     return tuple(int(size) for size in value)

@@ -20,7 +20,7 @@ from partc.compiler.differentiation.sizes import symbolic
 from partc.compiler.differentiation.tensor_types import Size
 
 Element = Size | bool
-Values = np.ndarray  # of Element
+Entries = np.ndarray  # of Element
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class SizeNode:
     """A node, what is known of its inputs' values, and its output's shape."""
 
     node: onnx.NodeProto
-    inputs: Sequence[Values | None]
+    inputs: Sequence[Entries | None]
     shape: tuple[int, ...]  # of output 0
 
     def attribute(self, name: str, default: int) -> int:
@@ -43,7 +43,7 @@ class SizeNode:
         return [int(value) for value in values.ravel().tolist()]
 
 
-def evaluate_sizes(at: SizeNode) -> Values | None:
+def evaluate_sizes(at: SizeNode) -> Entries | None:
     """Return the values of a node's first output, None where this module does not know the op."""
     if at.node.op_type in _ARITHMETIC:
         return _apply(_ARITHMETIC[at.node.op_type], at)
@@ -54,18 +54,18 @@ def evaluate_sizes(at: SizeNode) -> Values | None:
 # ---------------------------------------------------------------- elements are moved
 
 
-def _reshape(at: SizeNode) -> Values | None:
+def _reshape(at: SizeNode) -> Entries | None:
     """Identity, Reshape, Squeeze, Unsqueeze, Flatten: the inferred shape says it all."""
     data = at.inputs[0]
     return None if data is None else data.reshape(at.shape)
 
 
-def _expand(at: SizeNode) -> Values | None:
+def _expand(at: SizeNode) -> Entries | None:
     data = at.inputs[0]
     return None if data is None else np.broadcast_to(data, at.shape)
 
 
-def _cast(at: SizeNode) -> Values | None:
+def _cast(at: SizeNode) -> Entries | None:
     """Cast and CastLike between integers; of a truth, 0 or 1."""
     data = at.inputs[0]
     if data is None:
@@ -74,7 +74,7 @@ def _cast(at: SizeNode) -> Values | None:
     return as_values(elements).reshape(at.shape)
 
 
-def _gather(at: SizeNode) -> Values | None:
+def _gather(at: SizeNode) -> Entries | None:
     data, indices = at.inputs[0], at.inputs[1]
     if data is None or indices is None or at.numbers(1) is None:
         return None
@@ -84,7 +84,7 @@ def _gather(at: SizeNode) -> Values | None:
     return np.array(np.take(data, indices.astype(np.int64), axis=axis), object)
 
 
-def _slice(at: SizeNode) -> Values | None:
+def _slice(at: SizeNode) -> Entries | None:
     data = at.inputs[0]
     starts, ends = at.numbers(1), at.numbers(2)
     if data is None or data.ndim != 1 or starts is None or ends is None:
@@ -95,7 +95,7 @@ def _slice(at: SizeNode) -> Values | None:
     return data[starts[0] : ends[0]]
 
 
-def _concat(at: SizeNode) -> Values | None:
+def _concat(at: SizeNode) -> Entries | None:
     parts = [part for part in at.inputs if part is not None]
     if len(parts) < len(at.inputs):
         return None
@@ -105,7 +105,7 @@ def _concat(at: SizeNode) -> Values | None:
 # ---------------------------------------------------------------- arithmetic
 
 
-def _apply(operation: Callable[..., Element], at: SizeNode) -> Values | None:
+def _apply(operation: Callable[..., Element], at: SizeNode) -> Entries | None:
     operands = [values for values in at.inputs if values is not None]
     if len(operands) < len(at.inputs):
         return None
@@ -114,7 +114,7 @@ def _apply(operation: Callable[..., Element], at: SizeNode) -> Values | None:
     return as_values([operation(*elements) for elements in rows]).reshape(wide[0].shape)
 
 
-def as_values(elements: Sequence[Element]) -> Values:
+def as_values(elements: Sequence[Element]) -> Entries:
     """Return a vector of objects."""
     values = np.empty(len(elements), object)
     values[:] = elements
@@ -131,7 +131,7 @@ def _negate(value: Element) -> Element:
     return -value if isinstance(value, int) else None
 
 
-def _product(at: SizeNode) -> Values | None:
+def _product(at: SizeNode) -> Entries | None:
     """ReduceProd of a whole vector."""
     data = at.inputs[0]
     if data is None or data.ndim != 1 or at.numbers(1) not in (None, [0], [-1]):
@@ -158,7 +158,7 @@ _ARITHMETIC: Mapping[str, Callable[..., Element]] = {
     "Not": lambda value: _inverse(value),
     "Where": _choose,
 }
-_RULES: Mapping[str, Callable[[SizeNode], Values | None]] = {
+_RULES: Mapping[str, Callable[[SizeNode], Entries | None]] = {
     **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"), _reshape),
     **dict.fromkeys(("Cast", "CastLike"), _cast),
     "Expand": _expand,
@@ -183,12 +183,12 @@ def _inverse(truth: Element) -> bool | None:
 # ---------------------------------------------------------------- numbers
 
 
-def symbols_of(values: np.ndarray) -> Values:
+def symbols_of(values: np.ndarray) -> Entries:
     """Return numbers as objects of Python."""
     return as_values(values.ravel().tolist()).reshape(values.shape)
 
 
-def numbers_of(values: Values, element: int) -> np.ndarray | None:
+def numbers_of(values: Entries, element: int) -> np.ndarray | None:
     """Return values as an array of an element type, None where one is no number."""
     if not all(isinstance(value, int) for value in values.ravel().tolist()):
         return None

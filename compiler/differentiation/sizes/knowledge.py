@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from partc.compiler.differentiation.sizes.evaluate import (
+    Entries,
     SizeNode,
-    Values,
     as_values,
     evaluate_sizes,
     numbers_of,
@@ -66,7 +66,7 @@ class Knowledge:
         self._expected = types
         self._reads_shapes = shapes
         self._protos: dict[str, onnx.TypeProto] = {}
-        self._sizes: dict[str, Values] = {}  # integers, some of them symbols
+        self._sizes: dict[str, Entries] = {}  # integers, some of them symbols
         self._symbols: dict[object, str] = {}
         for value in graph.input:
             self._learn_type(value.name, value.type)
@@ -99,7 +99,7 @@ class Knowledge:
 
     # ------------------------------------------------------------ types
 
-    def _infer(self, node: onnx.NodeProto, inputs: Sequence[Values | None]) -> None:
+    def _infer(self, node: onnx.NodeProto, inputs: Sequence[Entries | None]) -> None:
         for name, proto in self._infer_node(node).items():
             self._learn_type(name, proto)
         for name in filter(None, node.output):
@@ -134,7 +134,7 @@ class Knowledge:
         except UNINFERABLE:
             return {}
 
-    def _infer_from_values(self, node: onnx.NodeProto, inputs: Sequence[Values | None]) -> None:
+    def _infer_from_values(self, node: onnx.NodeProto, inputs: Sequence[Entries | None]) -> None:
         name = node.output[0]
         shapes = [self.types[x].shape if x in self.types else None for x in node.input]
         shape = output_shape(SizeNode(node, inputs, ()), shapes)
@@ -187,13 +187,13 @@ class Knowledge:
 
     # ------------------------------------------------------------ values
 
-    def _sizes_of(self, name: str) -> Values | None:
+    def _sizes_of(self, name: str) -> Entries | None:
         """Return a small integer tensor's values, symbols among them."""
         if name not in self._sizes and name in self.values and self.types[name].element in INTEGERS:
             self._sizes[name] = symbols_of(self.values[name])
         return self._sizes.get(name)
 
-    def _evaluate(self, node: onnx.NodeProto, inputs: Sequence[Values | None]) -> None:
+    def _evaluate(self, node: onnx.NodeProto, inputs: Sequence[Entries | None]) -> None:
         name = node.output[0]
         if node.op_type in ("Shape", "Size"):
             self._learn_shape(node)
@@ -221,8 +221,8 @@ class Knowledge:
         self._set_sizes(node.output[0], as_values(selected))
 
     def _name_unknown_results(
-        self, node: onnx.NodeProto, inputs: Sequence[Values | None], sizes: Values
-    ) -> Values:
+        self, node: onnx.NodeProto, inputs: Sequence[Entries | None], sizes: Entries
+    ) -> Entries:
         """Give symbols to sizes that were computed from sizes: equal computations are equal."""
         if node.op_type not in GROWING:
             return sizes
@@ -242,7 +242,7 @@ class Knowledge:
             return None
         return self._symbol((node.op_type, operands), f"{node.output[0]}_{index}")
 
-    def _set_sizes(self, name: str, sizes: Values) -> None:
+    def _set_sizes(self, name: str, sizes: Entries) -> None:
         numbers = numbers_of(sizes, self.types[name].element)
         if numbers is None:
             self._sizes[name] = sizes

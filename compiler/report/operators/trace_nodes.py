@@ -25,7 +25,7 @@ from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.scheduling.segment_work import WorkCounter
 from partc.runtime.plan.program import Plan, Rank, Run, Site
 
-Place = tuple[Site, str]  # a site, and the path of a segment that its ranks run
+SiteNode = tuple[Site, str]  # a site, and the path of a segment that its ranks run
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class PlanTrace:
 
     nodes: Mapping[str, NodeTrace]
     segments: Mapping[str, tuple[str, ...]]
-    seconds: Mapping[Place, float]  # of a step, on the slowest rank
-    runs: Mapping[Place, int]  # a step
+    seconds: Mapping[SiteNode, float]  # of a step, on the slowest rank
+    runs: Mapping[SiteNode, int]  # a step
     helped: Mapping[str, str]
 
 
@@ -135,7 +135,7 @@ def _node_names(path: Path) -> tuple[str, ...]:
     return tuple(node.name for node in onnx.load(path, load_external_data=False).graph.node)
 
 
-def _segment_seconds(compilation: Compilation, runs: Mapping[Place, int]) -> dict[Place, float]:
+def _segment_seconds(compilation: Compilation, runs: Mapping[SiteNode, int]) -> dict[SiteNode, float]:
     """Return how long the runs of each segment take together, on the slowest of its ranks."""
     plan = compilation.plan
     each_s = {place: np.zeros(len(plan.ranks)) for place in runs}

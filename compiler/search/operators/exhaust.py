@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from partc.compiler.search.operators.own_space import Kinds
 from partc.compiler.search.operators.step_bound import States, StepBound
-from partc.compiler.search.operators.walk_tasks import State
+from partc.compiler.search.operators.walk_tasks import StepConfigs
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.runtime.errors import BadUsage
@@ -36,7 +36,7 @@ Bools = npt.NDArray[np.bool_]
 class Exhaustion:
     """The quickest state so far. `is_proven`: all were looked at, `priced` of them by the task graph."""
 
-    state: State
+    state: StepConfigs
     step_s: float
     is_proven: bool = False
     priced: int = 0
@@ -56,7 +56,7 @@ def check_states(kinds: Kinds, most: int = MOST_STATES) -> None:
 def exhaust(
     tasks: StepTasks,
     kinds: Kinds,
-    start: State,
+    start: StepConfigs,
     go_on: Callable[[], bool] = lambda: True,
     show: Callable[[Exhaustion], None] = lambda best: None,
 ) -> Exhaustion:

@@ -7,12 +7,12 @@ from math import prod
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.build_plan import bucket_bytes
-from partc.compiler.search.operators.walk_tasks import State, fewer_replicas, kinds_apart
+from partc.compiler.search.operators.walk_tasks import StepConfigs, fewer_replicas, kinds_apart
 from partc.compiler.task_graphs.step_blocks import has_order
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, Batch, OpConfig, Strategy
-from partc.passes.search.additive.additive_costs import Choice
+from partc.passes.search.additive.additive_costs import ConfigNumbers
 from partc.passes.search.operators.find_groups import OperatorGroup, find_groups
 from partc.passes.search.operators.grouped_step import group_step
 from partc.passes.search.operators.operator_space import (
@@ -41,7 +41,7 @@ class Kinds:
         """Return the kind of each group."""
         return {group: kind for kind, groups in enumerate(self.groups) for group in groups}
 
-    def state(self, choice: Choice) -> State:
+    def state(self, choice: ConfigNumbers) -> StepConfigs:
         """Return the configuration of every group."""
         chosen = {
             g: self.configs[kind][choice[kind]] for kind in range(len(choice)) for g in self.groups[kind]
@@ -113,11 +113,11 @@ class OwnSpace:
         return tuple(self.groups[own[0]].node for own in self.kinds.groups)
 
     @property
-    def alone(self) -> State:
+    def alone(self) -> StepConfigs:
         """Return the state of everything on one worker."""
         return (OperatorConfig((("batch", 1),), (0,)),) * len(self.groups)
 
-    def starts(self, best: Strategy | None = None) -> list[State]:
+    def starts(self, best: Strategy | None = None) -> list[StepConfigs]:
         """Return where walks begin, alike ones side by side.
 
         Data parallelism, the best strategy so far, as few replicas as are quickest; everything on one worker,
@@ -131,20 +131,20 @@ class OwnSpace:
         apart = kinds_apart(self.tasks, self.space)
         return starts if apart is None else [*starts, apart]
 
-    def read(self, strategy: Strategy) -> State:
+    def read(self, strategy: Strategy) -> StepConfigs:
         """Return the state that comes closest to a strategy of meshes."""
         return read_configs(self.first.analysis, strategy, self.groups)
 
-    def quickest(self, states: Sequence[State]) -> State:
+    def quickest(self, states: Sequence[StepConfigs]) -> StepConfigs:
         """Return the state of the shortest step, of those that can be."""
         step_s_of = {state: step_s for state in states if (step_s := self.tasks.begin(state)) is not None}
         return min(step_s_of, key=step_s_of.__getitem__)
 
-    def strategy(self, state: State) -> Strategy:
+    def strategy(self, state: StepConfigs) -> Strategy:
         """Return the strategy that a state is."""
         return strategy_of(state, self.groups, self.first.worker_names, "global")
 
-    def describe(self, state: State, before: State | None) -> str:
+    def describe(self, state: StepConfigs, before: StepConfigs | None) -> str:
         """Return in words what a state changes."""
         changed = [n for n, own in enumerate(state) if before is None or own != before[n]]
         words = [f"{self.groups[n].node} {_described(state[n])}" for n in changed[:MOST_TOLD]]
@@ -158,7 +158,7 @@ def _described(config: OperatorConfig) -> str:
 
 
 def strategy_of(
-    state: State, groups: Sequence[OperatorGroup], worker_names: Sequence[str], batch: Batch
+    state: StepConfigs, groups: Sequence[OperatorGroup], worker_names: Sequence[str], batch: Batch
 ) -> Strategy:
     """Return the strategy that configures every group. `state`: a configuration by group, in their order."""
     entries = tuple(

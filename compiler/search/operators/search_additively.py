@@ -14,7 +14,7 @@ import numpy as np
 
 from partc.compiler.report.units import seconds
 from partc.compiler.search.operators.own_space import Kinds, OwnSpace
-from partc.compiler.search.operators.walk_tasks import State
+from partc.compiler.search.operators.walk_tasks import StepConfigs
 from partc.compiler.search.search_limit import SearchLimit
 from partc.compiler.task_graphs.block_costs import BlockCosts, Reading
 from partc.compiler.task_graphs.step_blocks import ParameterOf, UpdateBlock
@@ -165,7 +165,7 @@ EFFORT_PER_PROPOSAL = 1e-2  # of CP-SAT's deterministic time, where proposals an
 class SolvedSum:
     """The configurations of the least sum that was found, and what is known of it, in sentences."""
 
-    state: State
+    state: StepConfigs
     remarks: tuple[str, ...]
 
 

@@ -21,11 +21,11 @@ from types import FrameType
 import msgspec
 import numpy as np
 
-from partc.compiler.search.operators.walk_tasks import BestStates, State, walk_tasks
+from partc.compiler.search.operators.walk_tasks import BestStates, StepConfigs, walk_tasks
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.passes.search.operators.operator_space import OperatorSpace
 
-Chain = tuple[multiprocessing.process.BaseProcess, Connection]
+ChainProcess = tuple[multiprocessing.process.BaseProcess, Connection]
 
 GRACE_S = 5.0  # for a chain that is interrupted
 ROUNDS = (0.8, 0.2)  # of the time; one that brings nothing is the last
@@ -34,14 +34,14 @@ ROUNDS = (0.8, 0.2)  # of the time; one that brings nothing is the last
 class WalkResult(msgspec.Struct, frozen=True):
     """What a process found."""
 
-    states: tuple[tuple[State, float], ...]
+    states: tuple[tuple[StepConfigs, float], ...]
     proposals: int
 
 
 def walk_rounds(
     tasks: StepTasks,
     space: OperatorSpace,
-    starts: Sequence[State],
+    starts: Sequence[StepConfigs],
     best: BestStates,
     rng: np.random.Generator,
     until: Callable[[float], float],
@@ -71,7 +71,7 @@ def walk_rounds(
         dealt = [[*starts[:1], *best.in_order()[:2]]]
 
 
-def _dealt(starts: Sequence[State], chains: int) -> list[Sequence[State]]:
+def _dealt(starts: Sequence[StepConfigs], chains: int) -> list[Sequence[StepConfigs]]:
     """Divide starts, neighbours together, among as many chains; of fewer each is a part of its own."""
     parts = max(1, min(chains, len(starts)))
     bounds = [len(starts) * n // parts for n in range(parts + 1)]
@@ -85,7 +85,7 @@ def _cores() -> int:
 def walk_chains(
     tasks: StepTasks,
     space: OperatorSpace,
-    starts: Sequence[Sequence[State]],
+    starts: Sequence[Sequence[StepConfigs]],
     best: BestStates,
     rng: np.random.Generator,
     until_s: float,
@@ -101,7 +101,7 @@ def walk_chains(
     """
     count = chains or _cores()
     context = multiprocessing.get_context("fork")
-    others: list[Chain] = []
+    others: list[ChainProcess] = []
     for number, own in enumerate(rng.spawn(count)[1:], 1):
         here, there = context.Pipe(duplex=False)
         begun = starts[number % len(starts)]
@@ -120,7 +120,7 @@ def walk_chains(
     return proposals + _collect(others, best)
 
 
-def _collect(others: Sequence[Chain], best: BestStates, grace_s: float | None = None) -> int:
+def _collect(others: Sequence[ChainProcess], best: BestStates, grace_s: float | None = None) -> int:
     """Note what other processes found, when each is done; return how many proposals they tried.
 
     `grace_s`: what each that was told to end may take for it; None: as long as it likes.
@@ -145,7 +145,7 @@ def _walk(
     there: Connection,
     tasks: StepTasks,
     space: OperatorSpace,
-    starts: Sequence[State],
+    starts: Sequence[StepConfigs],
     rng: np.random.Generator,
     until_s: float,
     most: float,

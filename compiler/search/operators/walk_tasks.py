@@ -31,21 +31,21 @@ ALONE_SHARE = 0.4  # of the time: before that walks do not follow each other
 FOLLOWING = 3  # turns, then the slowest walk goes on from the best state
 LEAST_GAIN = 1e-6  # of a step: less is rounding
 
-State = tuple[OperatorConfig, ...]  # by group
+StepConfigs = tuple[OperatorConfig, ...]  # by group
 
 
 @dataclass
 class BestStates:
     """The best states that walks came upon, by seconds of a step."""
 
-    seconds: dict[State, float] = field(default_factory=dict)
+    seconds: dict[StepConfigs, float] = field(default_factory=dict)
 
     @property
     def least_s(self) -> float:
         """Return the shortest step."""
         return min(self.seconds.values(), default=float("inf"))
 
-    def add(self, state: State, step_s: float) -> None:
+    def add(self, state: StepConfigs, step_s: float) -> None:
         """Note a state, if it is among the best."""
         if len(self.seconds) < BEST_KEPT or step_s < max(self.seconds.values()):
             self.seconds[state] = step_s
@@ -57,7 +57,7 @@ class BestStates:
         for state, step_s in other.seconds.items():
             self.add(state, step_s)
 
-    def in_order(self) -> list[State]:
+    def in_order(self) -> list[StepConfigs]:
         """Return them from the quickest on."""
         return sorted(self.seconds, key=self.seconds.__getitem__)
 
@@ -65,7 +65,7 @@ class BestStates:
 class TaskWalk:
     """A walk from one start. `proposals` counts what was tried, `refused` what could not be."""
 
-    def __init__(self, tasks: StepTasks, space: OperatorSpace, best: BestStates, start: State) -> None:
+    def __init__(self, tasks: StepTasks, space: OperatorSpace, best: BestStates, start: StepConfigs) -> None:
         self._tasks = tasks
         self._space = space
         self._near = near_kinds(tasks.step, space)
@@ -108,7 +108,7 @@ class TaskWalk:
         """Give the task graph this walk's state again."""
         self._tasks.begin(self._state)
 
-    def follow(self, state: State, step_s: float) -> None:
+    def follow(self, state: StepConfigs, step_s: float) -> None:
         """Go on from another state, whose step is known, once this walk is resumed."""
         self._state, self.step_s = list(state), step_s
 
@@ -160,8 +160,8 @@ def near_kinds(step: GroupedStep, space: OperatorSpace) -> tuple[frozenset[int],
 
 
 def random_state(
-    tasks: StepTasks, space: OperatorSpace, start: State, rng: np.random.Generator, moves: int
-) -> State:
+    tasks: StepTasks, space: OperatorSpace, start: StepConfigs, rng: np.random.Generator, moves: int
+) -> StepConfigs:
     """Return what kinds' random configurations lead to; those that cannot be are left out."""
     state = list(start)
     tasks.begin(state)
@@ -174,7 +174,7 @@ def random_state(
     return tuple(state)
 
 
-def fewer_replicas(tasks: StepTasks, space: OperatorSpace) -> State:
+def fewer_replicas(tasks: StepTasks, space: OperatorSpace) -> StepConfigs:
     """Return the quickest state in which the samples alone are divided, by all groups alike."""
     groups = range(len(tasks.step.groups))
     best, least_s = (data_parallel_config(1),) * len(groups), float("inf")
@@ -186,7 +186,7 @@ def fewer_replicas(tasks: StepTasks, space: OperatorSpace) -> State:
     return best
 
 
-def kinds_apart(tasks: StepTasks, space: OperatorSpace) -> State | None:
+def kinds_apart(tasks: StepTasks, space: OperatorSpace) -> StepConfigs | None:
     """Return the quickest state with kinds on different workers, dealt in turn, and samples divided alike.
 
     None where no workers are left over: all that divide the samples have all kinds.
@@ -205,8 +205,8 @@ def kinds_apart(tasks: StepTasks, space: OperatorSpace) -> State | None:
 
 
 def climb(
-    tasks: StepTasks, space: OperatorSpace, start: State, until_s: float, most: float = float("inf")
-) -> tuple[State, float, bool]:
+    tasks: StepTasks, space: OperatorSpace, start: StepConfigs, until_s: float, most: float = float("inf")
+) -> tuple[StepConfigs, float, bool]:
     """Take every quicker configuration of a kind, or of one group of it, until none is left.
 
     It ends before that when the time is over, or when `most` configurations were tried. Returns the state,
@@ -243,7 +243,7 @@ def climb(
 def walk_tasks(
     tasks: StepTasks,
     space: OperatorSpace,
-    starts: Sequence[State],
+    starts: Sequence[StepConfigs],
     best: BestStates,
     rng: np.random.Generator,
     until_s: float,

@@ -20,7 +20,7 @@ MOST_ESTIMATES = 2_000  # to find where climbs are to begin
 PROMISING = 3  # of these: where they begin, besides names
 
 
-Price = Callable[[Pipeline], float]  # seconds of a step
+PricePipeline = Callable[[Pipeline], float]  # seconds of a step
 
 
 @dataclass
@@ -34,8 +34,8 @@ class PipelineClimb:
     """
 
     space: PipelineSpace
-    price: Price
-    estimate: Price
+    price: PricePipeline
+    estimate: PricePipeline
     goes_on: Callable[[int], bool]
     prices: dict[Pipeline, float] = field(default_factory=dict)
     optimal: set[Pipeline] = field(default_factory=set)  # no change of them is quicker
@@ -93,8 +93,8 @@ class PipelineClimb:
 def climb_pipelines(
     space: PipelineSpace,
     named: Mapping[Pipeline, float],
-    price: Price,
-    estimate: Price,
+    price: PricePipeline,
+    estimate: PricePipeline,
     goes_on: Callable[[int], bool],
     estimates_on: Callable[[], bool],
     rng: np.random.Generator,

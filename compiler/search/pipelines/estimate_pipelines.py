@@ -25,7 +25,7 @@ from partc.passes.search.stages.shared_weights import PipelineTraffic, SharedPip
 ADDITION_TRAFFIC = 3  # memory bytes per byte added
 SEGMENTS = 2  # of a micro-batch at a stage: forward and back
 
-Timed = tuple[int, bool, float]  # place in the line, is it on the way forward, seconds
+TimedTransfer = tuple[int, bool, float]  # place in the line, is it on the way forward, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PipelineEstimate:
     pipelines: StepPipelines
     laid_out: int = 0
     _ways: dict[tuple[int, int, int], tuple[list[float], list[float]]] = field(default_factory=dict)
-    _sent: dict[tuple[int, int], tuple[Timed, ...]] = field(default_factory=dict)
+    _sent: dict[tuple[int, int], tuple[TimedTransfer, ...]] = field(default_factory=dict)
 
     def step_s(self, pipeline: Pipeline) -> float:
         """Return about how long a step takes."""
@@ -77,7 +77,7 @@ class PipelineEstimate:
             self._ways[key] = both, ahead
         return self._ways[key]
 
-    def _each(self, data: int, tensor: int, count: int) -> Iterator[Timed]:
+    def _each(self, data: int, tensor: int, count: int) -> Iterator[TimedTransfer]:
         """Yield what nodes, additions of gradients and messages along `tensor` take of a micro-batch."""
         prices, parts = self.pipelines.prices, count * self.pipelines.shares(data)
         for work in self._works:
@@ -134,7 +134,7 @@ class PipelineEstimate:
     def _forward(self) -> set[str]:
         return {node.name for node in self.pipelines.line.nodes}
 
-    def _sent_along(self, data: int, tensor: int) -> tuple[Timed, ...]:
+    def _sent_along(self, data: int, tensor: int) -> tuple[TimedTransfer, ...]:
         """Return what is sent along `tensor`, as the bytes in place of seconds of an AllReduce as long."""
         workers = self.pipelines.space.workers
         if self.laid_out:

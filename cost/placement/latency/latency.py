@@ -23,7 +23,7 @@ from partc.cost.placement.latency.schedule import (
     topological_order,
 )
 from partc.cost.placement.problems.groups import Ints, flat, group_nodes
-from partc.cost.placement.problems.problem import Placement, Problem
+from partc.cost.placement.problems.problem import NodePlacement, Problem
 from partc.cost.placement.throughput.conflicts import refuse
 from partc.cost.placement.throughput.contiguous import place_contiguously
 from partc.cost.placement.throughput.solution import work_bound
@@ -125,7 +125,7 @@ def list_schedule(problem: Problem) -> Schedule | None:
                 room[device] -= sizes[colour]
         device = device_of_colour[colour]
         ends[node] = free[device] = end_on(node, device)
-    placement = Placement(tuple(device_of_colour[colour] for colour in colours))
+    placement = NodePlacement(tuple(device_of_colour[colour] for colour in colours))
     return run_in_order(problem, placement, order)
 
 
@@ -180,7 +180,7 @@ def _annealed(
         )  # fmt: skip
         if new_value < value:
             value, order, devices = new_value, new_order, new_devices
-            yield run_in_order(problem, Placement(tuple(map(int, devices))), list(map(int, order)))
+            yield run_in_order(problem, NodePlacement(tuple(map(int, devices))), list(map(int, order)))
         round_ += 1
 
 
@@ -247,7 +247,7 @@ def _solve_sat(
     )
     place = {node: i for i, node in enumerate(topological_order(problem))}
     order = sorted(place, key=lambda node: (solver.value(begin[node]), place[node]))
-    return run_in_order(problem, Placement(devices), order), bound
+    return run_in_order(problem, NodePlacement(devices), order), bound
 
 
 def _wait(

@@ -12,14 +12,14 @@ from fractions import Fraction
 from itertools import pairwise
 
 from partc.cost.placement.problems.load import violations
-from partc.cost.placement.problems.problem import Placement, Problem
+from partc.cost.placement.problems.problem import NodePlacement, Problem
 
 
 @dataclass(frozen=True)
 class Schedule:
     """A device and a start per node."""
 
-    placement: Placement
+    placement: NodePlacement
     starts: tuple[Fraction, ...]
 
 
@@ -73,7 +73,7 @@ def schedule_violations(problem: Problem, schedule: Schedule) -> tuple[str, ...]
     return tuple(violated)
 
 
-def run_in_order(problem: Problem, placement: Placement, order: Sequence[int]) -> Schedule:
+def run_in_order(problem: Problem, placement: NodePlacement, order: Sequence[int]) -> Schedule:
     """Start every node, in this order, as early as its inputs and the nodes before it on its device allow."""
     devices = placement.device_of
     inputs: list[list[int]] = [[] for _ in problem.nodes]

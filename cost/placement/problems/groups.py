@@ -17,7 +17,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from partc.cost.placement.problems.problem import Placement, Problem
+from partc.cost.placement.problems.problem import NodePlacement, Problem
 
 Ints = npt.NDArray[np.int64]
 TICK_BITS = 48
@@ -71,15 +71,15 @@ class Groups:
         """Memory of an accelerator, in whole units of size."""
         return int(self.problem.accelerator_memory // 1)
 
-    def placement(self, device_of_group: "list[int] | Ints") -> Placement:
+    def placement(self, device_of_group: "list[int] | Ints") -> NodePlacement:
         """Turn a device per group into a device per node."""
         device_of = [-1] * len(self.problem.nodes)
         for group, members in enumerate(self.members):
             for node in members:
                 device_of[node] = int(device_of_group[group])
-        return Placement(tuple(device_of))
+        return NodePlacement(tuple(device_of))
 
-    def devices(self, placement: Placement) -> Ints:
+    def devices(self, placement: NodePlacement) -> Ints:
         """Turn a device per node into a device per group: that of its first node."""
         return np.array([placement.device_of[members[0]] for members in self.members], np.int64)
 

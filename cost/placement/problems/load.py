@@ -8,10 +8,10 @@ from collections import defaultdict
 from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
 
-from partc.cost.placement.problems.problem import Placement, Problem
+from partc.cost.placement.problems.problem import NodePlacement, Problem
 
 
-def device_loads(problem: Problem, placement: Placement) -> tuple[Fraction, ...]:
+def device_loads(problem: Problem, placement: NodePlacement) -> tuple[Fraction, ...]:
     """Compute the load of every device: accelerators first. A node that a device cannot run is no load."""
     loads = [Fraction(0)] * problem.devices
     for node, device in zip(problem.nodes, placement.device_of, strict=True):
@@ -25,12 +25,12 @@ def device_loads(problem: Problem, placement: Placement) -> tuple[Fraction, ...]
     return tuple(loads)
 
 
-def greatest_load(problem: Problem, placement: Placement) -> Fraction:
+def greatest_load(problem: Problem, placement: NodePlacement) -> Fraction:
     """The load of the busiest device: the time between two results of a pipeline."""
     return max(device_loads(problem, placement))
 
 
-def violations(problem: Problem, placement: Placement, *, contiguous: bool) -> tuple[str, ...]:
+def violations(problem: Problem, placement: NodePlacement, *, contiguous: bool) -> tuple[str, ...]:
     """Say what is wrong with an answer: empty where it is allowed."""
     if len(placement.device_of) != len(problem.nodes):
         return (f"{len(placement.device_of)} devices are given for {len(problem.nodes)} nodes",)
@@ -48,7 +48,7 @@ def violations(problem: Problem, placement: Placement, *, contiguous: bool) -> t
     return tuple(complaints)
 
 
-def is_contiguous(problem: Problem, placement: Placement) -> bool:
+def is_contiguous(problem: Problem, placement: NodePlacement) -> bool:
     """Whether the devices' forward nodes have an order in which every edge leads forward, or stays."""
     earlier: dict[int, set[int]] = defaultdict(set)
     for source, target in problem.edges:
@@ -62,7 +62,7 @@ def is_contiguous(problem: Problem, placement: Placement) -> bool:
     return True
 
 
-def _unsupported(problem: Problem, placement: Placement) -> list[str]:
+def _unsupported(problem: Problem, placement: NodePlacement) -> list[str]:
     return [
         f"node '{node.name}' is on accelerator {device}, which cannot run it"
         for node, device in zip(problem.nodes, placement.device_of, strict=True)
@@ -70,7 +70,7 @@ def _unsupported(problem: Problem, placement: Placement) -> list[str]:
     ]
 
 
-def _divided_colours(problem: Problem, placement: Placement) -> list[str]:
+def _divided_colours(problem: Problem, placement: NodePlacement) -> list[str]:
     devices: dict[int, set[int]] = defaultdict(set)
     for node, device in zip(problem.nodes, placement.device_of, strict=True):
         if node.colour is not None:
@@ -82,7 +82,7 @@ def _divided_colours(problem: Problem, placement: Placement) -> list[str]:
     ]
 
 
-def _overfull(problem: Problem, placement: Placement) -> list[str]:
+def _overfull(problem: Problem, placement: NodePlacement) -> list[str]:
     used = [Fraction(0)] * problem.devices
     for node, device in zip(problem.nodes, placement.device_of, strict=True):
         used[device] += node.size

@@ -86,7 +86,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Placement:
+class NodePlacement:
     """A device per node; contiguous answers give the order of the devices too."""
 
     device_of: tuple[int, ...]

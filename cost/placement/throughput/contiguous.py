@@ -15,7 +15,7 @@ from itertools import accumulate
 import numpy as np
 
 from partc.cost.placement.problems.groups import NEVER, Groups, Ints, group_nodes, without_groups
-from partc.cost.placement.problems.problem import Placement, Problem
+from partc.cost.placement.problems.problem import NodePlacement, Problem
 from partc.cost.placement.throughput.anneal import Annealer
 from partc.cost.placement.throughput.chains import Chain, best_chain
 from partc.cost.placement.throughput.conflicts import refuse
@@ -35,10 +35,10 @@ class _Best:
 
     problem: Problem
     bound: Fraction
-    placement: Placement | None = None
+    placement: NodePlacement | None = None
     value: Fraction | None = None
 
-    def offer(self, placement: Placement) -> None:
+    def offer(self, placement: NodePlacement) -> None:
         value = checked_value(self.problem, placement, contiguous=True)
         if value is not None and (self.value is None or value < self.value):
             self.placement, self.value = placement, value

@@ -15,7 +15,7 @@ import numpy as np
 from partc.cost.placement.bounds.certificate import Certificate
 from partc.cost.placement.bounds.covering import Attempt, Guess, try_load, weaker_certificate
 from partc.cost.placement.problems.groups import Groups, Ints, group_nodes
-from partc.cost.placement.problems.problem import Placement, Problem
+from partc.cost.placement.problems.problem import NodePlacement, Problem
 from partc.cost.placement.throughput.anneal import Annealer
 from partc.cost.placement.throughput.assignment_program import solve_assignment
 from partc.cost.placement.throughput.conflicts import refuse
@@ -37,11 +37,11 @@ class _State:
     problem: Problem
     bound: Fraction
     solver_bound: Fraction
-    placement: Placement | None = None
+    placement: NodePlacement | None = None
     value: Fraction | None = None
     certificate: Certificate | None = None
 
-    def offer(self, placement: Placement) -> bool:
+    def offer(self, placement: NodePlacement) -> bool:
         value = checked_value(self.problem, placement, contiguous=False)
         if value is None or (self.value is not None and value >= self.value):
             return False

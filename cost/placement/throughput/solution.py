@@ -5,14 +5,14 @@ from fractions import Fraction
 
 from partc.cost.placement.bounds.certificate import Certificate
 from partc.cost.placement.problems.load import greatest_load, violations
-from partc.cost.placement.problems.problem import Node, Placement, Problem
+from partc.cost.placement.problems.problem import Node, NodePlacement, Problem
 
 
 @dataclass(frozen=True)
 class Solution:
     """`value`: the answer's greatest load, as the checker computes it. Bounds hold for every answer."""
 
-    placement: Placement
+    placement: NodePlacement
     value: Fraction
     solver_bound: Fraction
     certified_bound: Fraction
@@ -21,7 +21,7 @@ class Solution:
     multipliers: Certificate | None = None
 
 
-def checked_value(problem: Problem, placement: Placement, *, contiguous: bool) -> Fraction | None:
+def checked_value(problem: Problem, placement: NodePlacement, *, contiguous: bool) -> Fraction | None:
     """Return the answer's greatest load, or None where the checker does not allow it."""
     if violations(problem, placement, contiguous=contiguous):
         return None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-Choice = tuple[int, ...]  # by operator, the number of its configuration
+ConfigNumbers = tuple[int, ...]  # by operator, the number of its configuration
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class AdditiveCosts:
     memory_bytes: Sequence[Floats]
     limits_bytes: Floats
 
-    def total_s(self, choice: Choice) -> float:
+    def total_s(self, choice: ConfigNumbers) -> float:
         """Return the sum under a configuration of each operator."""
         own = sum(float(costs[config]) for costs, config in zip(self.own_s, choice, strict=True))
         return own + sum(float(costs[choice[j], choice[k]]) for (j, k), costs in self.pair_s.items())
 
-    def fits(self, choice: Choice) -> bool:
+    def fits(self, choice: ConfigNumbers) -> bool:
         """Tell whether every worker has room for the variables that it keeps."""
         memory_bytes = sum(
             (memory[config] for memory, config in zip(self.memory_bytes, choice, strict=True)), 0.0

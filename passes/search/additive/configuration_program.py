@@ -19,7 +19,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from partc.cost.new_solver import new_solver
-from partc.passes.search.additive.additive_costs import AdditiveCosts, Choice, Floats
+from partc.passes.search.additive.additive_costs import AdditiveCosts, ConfigNumbers, Floats
 from partc.runtime.errors import NoPlacement
 
 PARTS = 1 << 24  # of the largest cost
@@ -30,7 +30,7 @@ BYTES = 1 << 10  # sizes are in these, limits rounded down, sizes up
 class ProvenChoice:
     """An answer, its sum, and what no sum is below; equal but for rounding where it is proven."""
 
-    choice: Choice
+    choice: ConfigNumbers
     total_s: float
     bound_s: float
 

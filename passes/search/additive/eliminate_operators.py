@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partc.passes.search.additive.additive_costs import AdditiveCosts, Choice, Floats
+from partc.passes.search.additive.additive_costs import AdditiveCosts, ConfigNumbers, Floats
 from partc.runtime.errors import BadUsage
 
 
@@ -43,7 +43,7 @@ def check_reduces(names: Sequence[str], pairs: Iterable[tuple[int, int]]) -> Non
             near[number] = (near[number] | neighbours) - {operator, number}
 
 
-def eliminate_operators(costs: AdditiveCosts) -> Choice:
+def eliminate_operators(costs: AdditiveCosts) -> ConfigNumbers:
     """Return the configurations of least cost. Raises BadUsage as check_reduces does."""
     check_reduces(costs.names, costs.pair_s)
     own = {number: seconds.copy() for number, seconds in enumerate(costs.own_s)}

@@ -34,7 +34,7 @@ from partc.passes.lowering.local_sizes import LocalSizes
 from partc.passes.scheduling.kernels import absorbed_transposes
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.operators.count_work import count_work
-from partc.passes.search.operators.grouped_step import GroupedStep, StepGroup, Way
+from partc.passes.search.operators.grouped_step import GroupedStep, PassLevel, StepGroup
 from partc.passes.search.operators.operator_space import SplitDegrees
 from partc.runtime.errors import InputError
 from partc.runtime.plan.variables import DrawnInput, Uniform
@@ -76,9 +76,9 @@ class GroupLayout:
 
     kind: int
     mesh: Mesh
-    work: Mapping[Way, Work]
-    collectives: Mapping[Way, tuple[AxisCollective, ...]]
-    wants: Mapping[tuple[int, Way], tuple[Placements, ...]]
+    work: Mapping[PassLevel, Work]
+    collectives: Mapping[PassLevel, tuple[AxisCollective, ...]]
+    wants: Mapping[tuple[int, PassLevel], tuple[Placements, ...]]
     has: Mapping[int, Layout]
     homes: Mapping[int, Layout]
 
@@ -300,7 +300,7 @@ def _summed(layout: Layout) -> Layout:
     return Layout(layout.site, *(Replicate() if isinstance(p, Partial) else p for p in layout.placements))
 
 
-def _wanted(graph: LaidOutGraph, group: StepGroup, way: Way) -> dict[str, list[Layout]]:
+def _wanted(graph: LaidOutGraph, group: StepGroup, way: PassLevel) -> dict[str, list[Layout]]:
     """Return the layouts in which one way reads what it does not make."""
     results = {tensor.name for node in group.nodes[way] for tensor in node.outputs}
     layouts_read: dict[str, list[Layout]] = {}

@@ -22,7 +22,7 @@ from partc.passes.layouts.place_nodes import find_chain, place_nodes
 from partc.passes.search.operators.find_groups import OperatorGroup
 from partc.passes.search.operators.forward_nodes import forward_nodes
 
-Way = tuple[int, int]  # one of the four below, and a level
+PassLevel = tuple[int, int]  # one of the four below, and a level
 FORWARD, ASIDE, BACKWARD, WEIGHTS = range(4)
 
 
@@ -31,7 +31,7 @@ class StepGroup:
     """The nodes of an operator group in the order of the graph, by the ways on which it has any, in order."""
 
     operator: OperatorGroup
-    nodes: Mapping[Way, tuple[gs.Node, ...]]
+    nodes: Mapping[PassLevel, tuple[gs.Node, ...]]
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class GroupedStep:
 
     analysis: Analysis
     groups: tuple[StepGroup, ...]
-    maker: Mapping[str, tuple[int, Way]]
-    readers: Mapping[str, tuple[tuple[int, Way], ...]]
+    maker: Mapping[str, tuple[int, PassLevel]]
+    readers: Mapping[str, tuple[tuple[int, PassLevel], ...]]
     terms: Mapping[str, tuple[str, ...]]
     homes: Mapping[str, int]
     updates: Mapping[str, tuple[gs.Node, ...]]
@@ -59,8 +59,8 @@ def group_step(analysis: Analysis, operators: Sequence[OperatorGroup]) -> Groupe
     places = place_nodes(analysis, {group.node: n for n, group in enumerate(operators)}, len(operators))
     terms, sums = _find_terms(analysis)
     ways = _ways(analysis, terms, sums)
-    nodes: list[dict[Way, list[gs.Node]]] = [{} for _ in operators]
-    maker: dict[str, tuple[int, Way]] = {}
+    nodes: list[dict[PassLevel, list[gs.Node]]] = [{} for _ in operators]
+    maker: dict[str, tuple[int, PassLevel]] = {}
     for node in analysis.training.graph.nodes:
         if node.name in ways:
             number, kind = places.nodes[node.name], ways[node.name]
@@ -82,7 +82,7 @@ def group_step(analysis: Analysis, operators: Sequence[OperatorGroup]) -> Groupe
     )
 
 
-def _level(node: gs.Node, number: int, kind: int, maker: Mapping[str, tuple[int, Way]]) -> int:
+def _level(node: gs.Node, number: int, kind: int, maker: Mapping[str, tuple[int, PassLevel]]) -> int:
     """Return how often what a node reads has gone from group to group on ways of its kind."""
     level = 0
     for tensor in node.inputs:
@@ -118,10 +118,10 @@ def _ways(analysis: Analysis, terms: Mapping[str, Sequence[str]], sums: Collecti
 
 
 def _find_readers(
-    analysis: Analysis, groups: Sequence[StepGroup], maker: Mapping[str, tuple[int, Way]]
-) -> dict[str, tuple[tuple[int, Way], ...]]:
+    analysis: Analysis, groups: Sequence[StepGroup], maker: Mapping[str, tuple[int, PassLevel]]
+) -> dict[str, tuple[tuple[int, PassLevel], ...]]:
     """Return who reads what another block of work makes, or a variable."""
-    readers: dict[str, dict[tuple[int, Way], None]] = {}
+    readers: dict[str, dict[tuple[int, PassLevel], None]] = {}
     for way in sorted({way for group in groups for way in group.nodes}):
         for number, group in enumerate(groups):
             for node in group.nodes.get(way, ()):

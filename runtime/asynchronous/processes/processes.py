@@ -31,7 +31,7 @@ from partc.runtime.engines.engine import (
 from partc.runtime.engines.machines import Machine, Machines
 from partc.runtime.engines.rank_command import KEEPER
 from partc.runtime.errors import BadUsage
-from partc.runtime.jobs.launcher import Line, read_lines
+from partc.runtime.jobs.launcher import NamedLine, read_lines
 from partc.runtime.plan.program import Plan
 from partc.runtime.transports.locked_sockets import LOCAL
 
@@ -71,7 +71,7 @@ class Crew:
     """The processes and what they print."""
 
     def __init__(self, plan: Plan, job_folder: Path, machines: Machines) -> None:
-        self.lines: queue.Queue[Line] = queue.Queue()
+        self.lines: queue.Queue[NamedLine] = queue.Queue()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._plan = plan
         self._job_folder = job_folder

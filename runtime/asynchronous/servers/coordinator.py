@@ -102,7 +102,7 @@ class Clock:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 Tell = Callable[[int, ToServers], None]  # a server, by its rank
-Answer = Callable[[int, SessionMessage, Sequence[Array]], None]  # the worker of a session
+SendAnswer = Callable[[int, SessionMessage, Sequence[Array]], None]  # the worker of a session
 
 
 def never_due(step: int) -> bool:
@@ -145,7 +145,7 @@ class Coordinator:
         staleness: int | None,
         local_variables: Sequence[PlanVariable],
         tell: Tell,
-        answer: Answer,
+        answer: SendAnswer,
         saves: SavePolicy,
     ) -> None:
         self.steps = list(steps)  # worker -> its last step that is committed

@@ -14,7 +14,7 @@ import numpy as np
 from partc.runtime.asynchronous.sessions.session import plan_of_data, servers_of
 from partc.runtime.asynchronous.sessions.worker_variables import worker_variables
 from partc.runtime.checkpoints.manifest import StoredPiece, TrainingPosition
-from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, Pieces
+from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, PiecesOfRanks
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.errors import NotSaved
 from partc.runtime.jobs.job import Checkpoints, Job, notify, tell_saved
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _KEPT = "kept by workers: "  # before a variable's name, as a value of the chief
 
 
-def pieces_of_servers(plan: Plan) -> Pieces:
+def pieces_of_servers(plan: Plan) -> PiecesOfRanks:
     """Return what each server writes; the chief what workers keep, too."""
     servers = [rank.rank for rank in servers_of(plan)]
     pieces: dict[int, list[tuple[str, StoredPiece]]] = {server: [] for server in servers}

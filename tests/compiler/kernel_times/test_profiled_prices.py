@@ -13,7 +13,7 @@ from partc.compiler.api import kernels_of, search
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchOptions
 from partc.compiler.search.operators.own_space import OwnSpace
-from partc.compiler.search.operators.walk_tasks import State, random_state
+from partc.compiler.search.operators.walk_tasks import StepConfigs, random_state
 from partc.compiler.search.whole_steps import WholeSteps
 from partc.cost.simulation.measured_kernels import KernelTimes
 from partc.passes.scheduling.kernels import Operand, parse_kernel
@@ -99,7 +99,7 @@ def where_weights_are_parts(key: str) -> float:
     return 1e-3 if is_slow else 1e-6
 
 
-def exhausted(own: OwnSpace) -> tuple[State, float]:
+def exhausted(own: OwnSpace) -> tuple[StepConfigs, float]:
     """Return the quickest of all states, and its step."""
     own.tasks.begin(own.alone)
     steps = {}

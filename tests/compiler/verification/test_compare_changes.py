@@ -10,7 +10,7 @@ from partc.compiler.verification.compare_changes import (
     compare_losses,
     worst_of_steps,
 )
-from partc.compiler.verification.rounding import Rounding
+from partc.compiler.verification.rounding import RoundingError
 
 
 def trained(start: object, end: object, reference: object, dtype: str = "float64") -> VariableStates:
@@ -18,13 +18,13 @@ def trained(start: object, end: object, reference: object, dtype: str = "float64
 
 
 def check(
-    entry: VariableStates, rounding: Rounding | None = None, rtol: float | None = None
+    entry: VariableStates, rounding: RoundingError | None = None, rtol: float | None = None
 ) -> VariableCheck:
-    (found,) = compare_changes({"W": entry}, 1, rtol, lambda _: rounding or Rounding())
+    (found,) = compare_changes({"W": entry}, 1, rtol, lambda _: rounding or RoundingError())
     return found
 
 
-def verdict(entry: VariableStates, rounding: Rounding | None = None) -> str:
+def verdict(entry: VariableStates, rounding: RoundingError | None = None) -> str:
     return check(entry, rounding).verdict
 
 
@@ -61,14 +61,14 @@ def test_each_elements_stored_value_may_be_rounded() -> None:
 
 def test_an_element_may_be_off_by_what_rounding_makes_of_it_and_is_counted() -> None:
     entry = trained([0.0, 0.0], [1.0, 0.5], [1.0, -0.5])
-    of_second, of_first = (Rounding({"W": np.array(pair)}) for pair in ([0.0, 1.0], [1.0, 0.0]))
+    of_second, of_first = (RoundingError({"W": np.array(pair)}) for pair in ([0.0, 1.0], [1.0, 0.0]))
 
     assert (check(entry, of_second).verdict, check(entry, of_second).within_rounding) == ("equal", 1)
     assert verdict(entry, of_first) == "differs"
 
 
 def test_rounding_is_measured_only_where_something_is_off_without() -> None:
-    def fail(_: bool) -> Rounding:
+    def fail(_: bool) -> RoundingError:
         raise AssertionError("measured")
 
     assert compare_changes({"W": trained([0.0], [1.0], [1.0])}, 1, None, fail)[0].verdict == "equal"
@@ -87,9 +87,9 @@ def test_rounding_is_measured_thoroughly_only_where_something_is_off_still(
 ) -> None:
     measured = []
 
-    def measure(thoroughly: bool) -> Rounding:
+    def measure(thoroughly: bool) -> RoundingError:
         measured.append(thoroughly)
-        return Rounding({"W": np.array(deviations[thoroughly])}, deviations[thoroughly])
+        return RoundingError({"W": np.array(deviations[thoroughly])}, deviations[thoroughly])
 
     (found,) = compare_changes({"W": trained([0.0], [1.0], [0.5])}, 1, None, measure)
     assert (found.verdict, measured) == (verdict, asked)
@@ -101,7 +101,7 @@ def test_rounding_is_measured_thoroughly_only_where_something_is_off_still(
 def test_other_rows_of_a_table_may_not_change() -> None:
     entry = VariableStates(*(np.array([0.0, value]) for value in (0.0, 1.0, 1.0)), others_changed=1)
 
-    assert verdict(entry, Rounding({"W": np.ones(2)})) == "other rows changed"
+    assert verdict(entry, RoundingError({"W": np.ones(2)})) == "other rows changed"
 
 
 def test_integers_must_be_equal() -> None:
@@ -120,7 +120,7 @@ def test_the_first_step_that_fails_is_told_and_excused_elements_are_summed() -> 
 
 def is_equal(loss: float, reference: float, noise: float = 0.0) -> bool:
     arrays = (np.float32(loss), np.float32(reference))
-    return compare_losses(1, *map(np.asarray, arrays), None, lambda _: Rounding(loss=noise)).is_equal
+    return compare_losses(1, *map(np.asarray, arrays), None, lambda _: RoundingError(loss=noise)).is_equal
 
 
 def test_a_loss_is_compared_to_itself_and_to_what_rounding_makes_of_it() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from partc.cost.assignment.choose_options import ALONE_SHARE, DETERMINISTIC_LIMIT, choose_options
-from partc.cost.assignment.price_options import Options, Prices, options_of, possible_methods
+from partc.cost.assignment.price_options import Prices, SyncOptions, options_of, possible_methods
 from partc.cost.assignment.synchronisation import choose_strategy
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.cost.strategy import SyncFacts, Synchronisation
@@ -40,7 +40,7 @@ def drawn_facts(seed: int, count: int) -> tuple[SyncFacts, ...]:
     return tuple(facts)
 
 
-def all_options(facts: tuple[SyncFacts, ...], cluster: Cluster) -> dict[str, Options]:
+def all_options(facts: tuple[SyncFacts, ...], cluster: Cluster) -> dict[str, SyncOptions]:
     return {fact.name: options_of(fact, possible_methods(fact, cluster), ()) for fact in facts}
 
 

@@ -12,7 +12,7 @@ from onnx import helper
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN
 from partc.passes.windows import window_functions as functions
 from partc.passes.windows.read_windows import FUNCTION_NAME
-from partc.passes.windows.windows import Sizes, Windows, averages_alike, lay_windows
+from partc.passes.windows.windows import AxisSizes, Windows, averages_alike, lay_windows
 from partc.runtime.plan.boxes import part_range
 
 OPSET = 21
@@ -185,7 +185,7 @@ def test_any_part_of_a_convolution_reads_no_rows_but_its_windows(seed: int) -> N
     case = uneven_case(seed)
     local = {**case.windows.forward(), "pads": (0, 1, 0, 1)}
 
-    def convolve(attributes: Mapping[str, Sizes], x: np.ndarray) -> np.ndarray:
+    def convolve(attributes: Mapping[str, AxisSizes], x: np.ndarray) -> np.ndarray:
         return run(helper.make_node("Conv", ["x", "w"], ["y"], **attributes), {"x": x, "w": case.weight})
 
     parts = [convolve(local, rows_of(case.x, *case.windows.entries_read(0, *part))) for part in case.made]

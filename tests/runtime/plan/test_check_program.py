@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from partc.runtime.errors import BadPlan
-from partc.runtime.plan.check_program import Program, check_program, check_rendezvous
+from partc.runtime.plan.check_program import MessageOrder, check_program, check_rendezvous
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Instruction, Plan, Start, Wait
 from tests.builders.plans.hand_made_plans import plan_of, rank
@@ -40,8 +40,8 @@ def test_a_wait_before_its_start_is_refused() -> None:
 
 
 def test_a_ring_of_waits_is_refused_and_its_ranks_are_named() -> None:
-    first: Program = [(exchange(0, "a"), (0, 1)), (Wait(0), (0, 1)), (exchange(1, "b"), (0, 1))]
-    second: Program = [(exchange(1, "b"), (0, 1)), (Wait(1), (0, 1)), (exchange(0, "a"), (0, 1))]
+    first: MessageOrder = [(exchange(0, "a"), (0, 1)), (Wait(0), (0, 1)), (exchange(1, "b"), (0, 1))]
+    second: MessageOrder = [(exchange(1, "b"), (0, 1)), (Wait(1), (0, 1)), (exchange(0, "a"), (0, 1))]
 
     with pytest.raises(BadPlan, match=r"ranks \[0, 1\] never end.*rank 0 waits for \[1\] in communication 0"):
         check_rendezvous({0: first, 1: second})
@@ -49,8 +49,8 @@ def test_a_ring_of_waits_is_refused_and_its_ranks_are_named() -> None:
 
 def test_members_that_meet_in_different_orders_are_refused() -> None:
     both = [(Wait(0), (0, 1)), (Wait(1), (0, 1))]
-    first: Program = [(exchange(0, "a"), (0, 1)), (exchange(1, "a"), (0, 1)), *both]
-    second: Program = [(exchange(1, "a"), (0, 1)), (exchange(0, "a"), (0, 1)), *both]
+    first: MessageOrder = [(exchange(0, "a"), (0, 1)), (exchange(1, "a"), (0, 1)), *both]
+    second: MessageOrder = [(exchange(1, "a"), (0, 1)), (exchange(0, "a"), (0, 1)), *both]
 
     with pytest.raises(BadPlan, match=r"meet communications \[0, 1\] and \[1, 0\]"):
         check_rendezvous({0: first, 1: second})

@@ -15,7 +15,7 @@ from partc.compiler.search.operators.exhaust import (
     symmetries_of,
 )
 from partc.compiler.search.operators.own_space import Kinds, kinds_of_space
-from partc.compiler.search.operators.walk_tasks import State, random_state
+from partc.compiler.search.operators.walk_tasks import StepConfigs, random_state
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.cost.cluster.cluster import Cluster, Link
@@ -26,7 +26,7 @@ from tests.compiler.search.operators.test_walk_tasks import two_layers
 from tests.compiler.task_graphs.test_step_tasks import Priced, priced
 
 
-def all_steps(tasks: StepTasks, kinds: Kinds, start: State) -> dict[State, float]:
+def all_steps(tasks: StepTasks, kinds: Kinds, start: StepConfigs) -> dict[StepConfigs, float]:
     """Return every state that can be, and the seconds of its step."""
     tasks.begin(start)
     steps = {}
@@ -118,7 +118,7 @@ def test_of_alike_states_one_is_looked_at(seed: int) -> None:
     first = AlikeStates(kinds, symmetries).is_first(states, 2)
 
     assert not (first & ~AlikeStates(kinds, symmetries).is_first(states, 1)).any()
-    orbits: dict[frozenset[State], list[int]] = {}
+    orbits: dict[frozenset[StepConfigs], list[int]] = {}
     every = [kinds.state(tuple(state)) for state in states.tolist()]
     for number, state in enumerate(every):
         orbit = {state, *(moved(state, places) for places in symmetries)}
@@ -128,7 +128,7 @@ def test_of_alike_states_one_is_looked_at(seed: int) -> None:
         assert [number for number in members if first[number]] == members[:1]
 
 
-def moved(state: State, places: Sequence[int]) -> State:
+def moved(state: StepConfigs, places: Sequence[int]) -> StepConfigs:
     return tuple(config.moved(places) for config in state)
 
 

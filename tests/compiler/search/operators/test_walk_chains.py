@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from partc.compiler.search.operators.walk_chains import walk_chains, walk_rounds
-from partc.compiler.search.operators.walk_tasks import BestStates, State, TaskWalk
+from partc.compiler.search.operators.walk_tasks import BestStates, StepConfigs, TaskWalk
 from tests.compiler.search.operators.test_walk_tasks import two_layers
 
 
@@ -38,7 +38,7 @@ def test_starts_are_dealt_among_chains() -> None:
     assert len(starts) >= 3
     over_s = time.monotonic()
 
-    def found_by(dealt: list[list[State]], chains: int) -> BestStates:
+    def found_by(dealt: list[list[StepConfigs]], chains: int) -> BestStates:
         best, rng = BestStates(), np.random.default_rng(3)
         walk_chains(of.tasks, of.space, dealt, best, rng, over_s, chains=chains)
         return best

@@ -15,7 +15,7 @@ from partc.compiler.search.operators.walk_tasks import (
     COLDEST,
     HOTTEST,
     BestStates,
-    State,
+    StepConfigs,
     TaskWalk,
     climb,
     cooled,
@@ -75,7 +75,7 @@ def test_no_change_of_a_kind_is_quicker_than_where_a_climb_ends() -> None:
 
     for kind in range(len(of.space.kinds)):
         for config in of.space.configs(kind):
-            changed: State = tuple(
+            changed: StepConfigs = tuple(
                 config if number in of.space.kinds[kind].groups else own for number, own in enumerate(state)
             )
             found_s = of.tasks.begin(changed)

@@ -13,7 +13,7 @@ from partc.cost.placement.latency.schedule import (
     schedule_violations,
     topological_order,
 )
-from partc.cost.placement.problems.problem import Node, Placement, Problem
+from partc.cost.placement.problems.problem import Node, NodePlacement, Problem
 from tests.builders.placements import every_placement, random_problem
 
 
@@ -39,7 +39,7 @@ def best_makespan(problem: Problem) -> Fraction:
 
 
 def test_an_input_from_another_device_arrives_later_by_its_cost() -> None:
-    schedule = run_in_order(fork(), Placement((0, 0, 1)), [0, 1, 2])
+    schedule = run_in_order(fork(), NodePlacement((0, 0, 1)), [0, 1, 2])
 
     assert schedule.starts == (0, 1, 3)
     assert makespan(fork(), schedule) == 7
@@ -56,7 +56,7 @@ def test_an_input_from_another_device_arrives_later_by_its_cost() -> None:
     ],
 )
 def test_a_schedule_that_is_not_allowed_is_refused(device_of: tuple, starts: tuple, what: str) -> None:
-    schedule = Schedule(Placement(device_of), tuple(map(Fraction, starts)))
+    schedule = Schedule(NodePlacement(device_of), tuple(map(Fraction, starts)))
 
     assert what in schedule_violations(fork(), schedule)[0]
 

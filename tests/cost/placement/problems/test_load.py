@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from partc.cost.placement.problems.load import device_loads, greatest_load, is_contiguous, violations
-from partc.cost.placement.problems.problem import BadPlacementProblem, Node, Placement, Problem
+from partc.cost.placement.problems.problem import BadPlacementProblem, Node, NodePlacement, Problem
 from tests.builders.placements import has_order, random_problem
 
 
@@ -19,19 +19,19 @@ def chain(*, memory: int = 100) -> Problem:
 
 
 def test_an_output_is_paid_once_by_every_accelerator_that_holds_some_of_its_family() -> None:
-    loads = device_loads(chain(), Placement((0, 1, 1)))
+    loads = device_loads(chain(), NodePlacement((0, 1, 1)))
 
     assert loads == (3 + 2, 4 + 5 + 2, 0)
 
 
 def test_a_cpu_pays_no_transfers_and_its_neighbours_do() -> None:
-    loads = device_loads(chain(), Placement((0, 2, 0)))
+    loads = device_loads(chain(), NodePlacement((0, 2, 0)))
 
     assert loads == (3 + 5 + 2 + Fraction(1, 2), 0, 10)
 
 
 def test_an_answer_of_one_accelerator_pays_its_work_alone() -> None:
-    assert greatest_load(chain(), Placement((1, 1, 1))) == 12
+    assert greatest_load(chain(), NodePlacement((1, 1, 1))) == 12
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_an_answer_of_one_accelerator_pays_its_work_alone() -> None:
 def test_an_answer_that_is_not_allowed_is_refused(
     device_of: tuple[int, ...], change: dict, what: str
 ) -> None:
-    found = violations(replace(chain(), **change), Placement(device_of), contiguous=True)
+    found = violations(replace(chain(), **change), NodePlacement(device_of), contiguous=True)
 
     assert len(found) == 1 and what in found[0]
 
@@ -58,23 +58,24 @@ def test_a_divided_colour_and_an_unsupported_node_are_refused() -> None:
     nodes[1] = replace(nodes[1], colour=7, accelerator_time=None)
     problem = replace(chain(), nodes=tuple(nodes))
 
-    assert "accelerator 1" in violations(problem, Placement((2, 1, 2)), contiguous=False)[0]
-    assert "colour 7 is on devices [1, 2]" in violations(problem, Placement((2, 1, 2)), contiguous=False)[1]
-    assert violations(problem, Placement((2, 2, 0)), contiguous=False) == ()
+    memory, colours = violations(problem, NodePlacement((2, 1, 2)), contiguous=False)
+    assert "accelerator 1" in memory
+    assert "colour 7 is on devices [1, 2]" in colours
+    assert violations(problem, NodePlacement((2, 2, 0)), contiguous=False) == ()
 
 
 def test_backward_nodes_do_not_count_for_contiguity() -> None:
     problem = chain()
     backward = replace(problem, nodes=(*problem.nodes[:2], replace(problem.nodes[2], backward=True)))
 
-    assert not is_contiguous(problem, Placement((0, 1, 0)))
-    assert is_contiguous(backward, Placement((0, 1, 0)))
+    assert not is_contiguous(problem, NodePlacement((0, 1, 0)))
+    assert is_contiguous(backward, NodePlacement((0, 1, 0)))
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_contiguous_means_that_some_order_of_the_devices_fits_every_edge(seed: int) -> None:
     problem, random = random_problem(seed, accelerators=3), Random(seed)
-    placements = [Placement(tuple(random.randrange(4) for _ in problem.nodes)) for _ in range(20)]
+    placements = [NodePlacement(tuple(random.randrange(4) for _ in problem.nodes)) for _ in range(20)]
 
     assert [is_contiguous(problem, p) for p in placements] == [has_order(problem, p) for p in placements]
 

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from partc.passes.search.additive.additive_costs import AdditiveCosts, Choice
+from partc.passes.search.additive.additive_costs import AdditiveCosts, ConfigNumbers
 from partc.passes.search.additive.configuration_program import solve_configurations
 from partc.passes.search.additive.eliminate_operators import check_reduces, eliminate_operators
 from partc.runtime.errors import BadUsage, NoPlacement
@@ -29,7 +29,7 @@ def drawn(pairs: list[tuple[int, int]], seed: int, limit: float = np.inf) -> Add
     )
 
 
-def least(costs: AdditiveCosts) -> tuple[float, Choice]:
+def least(costs: AdditiveCosts) -> tuple[float, ConfigNumbers]:
     choices = product(*(range(len(own)) for own in costs.own_s))
     return min((costs.total_s(choice), choice) for choice in choices if costs.fits(choice))
 
