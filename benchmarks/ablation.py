@@ -14,10 +14,9 @@ simulator predicts for this network. AllGatherv alone is the paper's MPI (36 GPU
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -25,6 +24,7 @@ import numpy as np
 import onnx
 from namespaces import interface_bytes, namespace_hosts
 from onnx import TensorProto, helper
+from rows import Row, write_rows
 
 from partc.compiler.api import compile_step
 from partc.compiler.compilation import Compilation
@@ -68,17 +68,6 @@ SAMPLE_STEPS = 4
 SAMPLE_SEED = 1  # other batches than those trained on
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measured stage. `ratio`: to BASE, or for AllGatherv that of +OPSW to it."""
-
-    work: str
-    system: str
-    value: float
-    unit: str
-    ratio: float
-
-
 @dataclass
 class Measured:
     """What one stage did: bytes are those that left all hosts in a step."""
@@ -105,8 +94,7 @@ def main() -> None:
                 for stage in options.stages
             }
             rows += _report(work, measured)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, options.json)
 
 
 def _training_step(work: str, folder: Path) -> onnx.ModelProto:

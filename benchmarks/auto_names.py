@@ -7,12 +7,13 @@ were priced, and simulated steps: of data parallelism, of the quickest name, and
 """
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from rows import write_rows
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
@@ -118,8 +119,7 @@ def main() -> None:
             f"| {1e3 * row.data_s:.4g} | {quickest} | {row.taken}: {1e3 * row.taken_s:.4g} |",
             flush=True,
         )
-        if asked.json:
-            asked.json.write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n")
+        write_rows(rows, asked.json)
 
 
 if __name__ == "__main__":

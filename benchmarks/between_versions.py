@@ -10,7 +10,6 @@ lies makes some per cent from one process to the next, so that the median of pai
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -18,11 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rows import write_rows
 
 WARM_UP_STEPS = 3
 
@@ -178,8 +178,7 @@ def main() -> None:
             flush=True,
         )
         pairs += own
-    if asked.json:
-        asked.json.write_text(json.dumps([asdict(pair) for pair in pairs], indent=1) + "\n")
+    write_rows(pairs, asked.json)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from namespaces import Network, namespace_hosts
 from partc_steps import write_training_step
+from rows import write_rows
 from sizes import WORKS, batch_of_replica
 from torch_steps import weights_for_partc
 
@@ -80,8 +81,7 @@ def main() -> None:
                     WARM_UP:
                 ]
             rows += _rows(work, options.hosts, {name: statistics.median(s) for name, s in took_s.items()})
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, options.json)
 
 
 def _rows(work: str, hosts: int, step_s: Mapping[str, float]) -> list[Row]:

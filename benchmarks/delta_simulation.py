@@ -10,14 +10,13 @@ Ratios: to full simulation in the same run.
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from rows import Row, write_rows
 from synthetic_steps import Blocks, Step, layers, recurrence
 
 from partc.cost.simulation.task_graph import BlockTasks, TaskGraph
@@ -26,15 +25,6 @@ STEPS = (layers(10), layers(100), recurrence(10, 2), recurrence(40, 2))
 WARM_UP = 3
 GREED = 200
 SYSTEMS = ("full", "delta", "full with limit", "delta with limit")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    work: str
-    system: str
-    value: float
-    unit: str
-    ratio: float | None
 
 
 class Walk:
@@ -124,8 +114,7 @@ def main() -> None:
             print(f"{found[0].work}, {tasks:,.0f} tasks")
             for row in found[: len(SYSTEMS)]:
                 print(f"    {row.system:20} {row.value:9,.1f}/s {row.ratio:6.2f}x", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, arguments.json)
 
 
 if __name__ == "__main__":

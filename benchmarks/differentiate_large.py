@@ -7,29 +7,19 @@ repeats. The ratio is the measured time to the time that is allowed.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import onnx
 from deep_transformer import DeepTransformer, Sizes
+from rows import Row, write_rows
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.adam import AdamW
 from partc.compiler.importing.import_training import import_training_graph
 
 ALLOWED_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    work: str
-    system: str
-    value: float
-    unit: str
-    ratio: float | None  # to the target; None: there is none
 
 
 def forward_model(nodes: int) -> onnx.ModelProto:
@@ -72,8 +62,7 @@ def main() -> None:
             f"{row.work:28}{row.value:8.2f} {row.unit}"
             + (f"   {row.ratio:.2f} of what is allowed" if row.ratio else "")
         )
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    write_rows(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ Seconds of a step and bytes sent are the task graph's; docs/search.md tells how 
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ import msgspec
 import numpy as np
 import onnx
 from bar_plot import bar_plot
+from rows import write_rows
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.differentiation.build import build_training_graph
@@ -304,8 +304,7 @@ def main() -> None:
             if asked.report:
                 case.compiled(found, asked.report / f"{name}-{devices}-{cluster}")
             rows += own
-            if asked.json:
-                asked.json.write_text(json.dumps([msgspec.to_builtins(r) for r in rows], indent=1) + "\n")
+            write_rows(rows, asked.json)
             if asked.plot:
                 asked.plot.write_text(plot(rows, asked.figure))
     print(f"\nFlexFlow's figure {asked.figure}: {figure.paper}")

@@ -10,15 +10,15 @@ tables and of solving, and the step of their answer.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from flexflow import CLUSTERS, EXAMPLES, Experiment, first_devices
+from rows import write_rows
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
@@ -154,8 +154,7 @@ def main() -> None:
                 step = f"{1e3 * row.step_s:.3f} | {row.step_s / least.step_s:.3f}"
                 print(f"| {row.work} | {row.method} | {step} | {taken} | {row.note} |", flush=True)
             rows += own
-            if asked.json:
-                asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+            write_rows(rows, asked.json)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,15 @@ Differences above 2 % make the exit status 1.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 from namespaces import Counted, Network, interface_counters, namespace_hosts
+from rows import Row, write_rows
 
 from partc.compiler.api import compile_step
 from partc.compiler.differentiation.build import build_training_graph
@@ -57,17 +57,6 @@ class Sent:
         return self.on_the_wire / (self.values + self.ids) - 1
 
 
-@dataclass(frozen=True)
-class Row:
-    """One host of one case, for --json."""
-
-    work: str
-    system: str
-    value: float
-    unit: str
-    ratio: float
-
-
 def main() -> int:
     """Measure every case, print the table, and tell whether all agree."""
     options = _options()
@@ -83,8 +72,7 @@ def main() -> int:
                 for strategy in strategies:
                     found = _measure(train, cluster, strategy, Path(name) / f"{work}-{strategy}")
                     rows += _report(work, strategy, found)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, options.json)
     worst = max(abs(row.ratio - 1) for row in rows)
     print(f"worst difference {worst:.2%}, allowed {ALLOWED:.0%}")
     return int(worst > ALLOWED)

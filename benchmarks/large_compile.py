@@ -8,15 +8,14 @@ size. One process; ratios are to what is allowed.
 """
 
 import argparse
-import json
 import resource
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
 from deep_transformer import DeepTransformer, Sizes
+from rows import Row, print_allowed, write_rows
 
 from partc.compiler.api import compile_step
 from partc.compiler.differentiation.build import build_training_graph
@@ -26,15 +25,6 @@ from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
 
 ALLOWED_S, ALLOWED_GB, ALLOWED_MB = 60.0, 2.0, 50.0
 SIZES = Sizes(batch=64, time=8, heads=8, width=64, hidden=128, vocabulary=64)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    work: str
-    system: str
-    value: float
-    unit: str
-    ratio: float | None  # to what is allowed; None: nothing is said
 
 
 def cluster_of(hosts: int) -> Cluster:
@@ -91,11 +81,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = measure(options.layers, options.hosts, options.strategy)
-    for row in rows:
-        allowed = f"   {row.ratio:.2f} of what is allowed" if row.ratio else ""
-        print(f"{row.work:56}{row.value:10.2f} {row.unit}{allowed}")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    print_allowed(rows)
+    write_rows(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import onnx
 from deep_transformer import DeepTransformer, Sizes
+from rows import write_rows
 
 from partc.compiler.api import compile_step, kernels_of
 from partc.compiler.differentiation.build import build_training_graph
@@ -130,8 +131,7 @@ def main() -> None:
             compile_step(train, cluster, out, Options())
             rows.append(_compare(work, read_plan_folder(out), cluster, profile, share))
     print(_summary(rows))
-    if asked.json:
-        asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
+    write_rows(rows, asked.json)
 
 
 def _alone(cluster: Cluster) -> Cluster:

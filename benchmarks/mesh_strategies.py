@@ -12,7 +12,6 @@ its own.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from pathlib import Path
 import onnx
 from deep_transformer import DeepTransformer, Sizes
 from namespaces import namespace_hosts
+from rows import write_rows
 
 from partc.compiler.api import compile_step
 from partc.compiler.differentiation.build import build_training_graph
@@ -109,8 +109,7 @@ def main() -> None:
     for row in rows:
         line = "{work:10} {strategy:16} {ms:8.1f} ms measured {predicted_ms:8.1f} predicted {ratio:5.2f}x"
         print(line.format(**row))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(rows, options.json)
 
 
 def _step_s(plan: Path) -> float:

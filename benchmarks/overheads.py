@@ -18,13 +18,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 from data_parallel import compile_for, train_partc, two_ranks
 from partc_steps import compile_for_one_device, partc_step, write_training_step
+from rows import Row, write_rows
 from single_device import StepProcess
 from sizes import WORKS, batch_of_replica
 
@@ -40,15 +41,6 @@ WARM_UP = 2
 COMPARED = {"one rank": "session", "segments": "session", "two ranks": "beside"}
 Batch = Mapping[str, np.ndarray]
 Step = Callable[[Batch], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    work: str
-    system: str
-    value: float
-    unit: str
-    ratio: float | None
 
 
 class Silence:
@@ -92,8 +84,7 @@ def main() -> None:
             to = COMPARED.get(system)
             rows.append(Row(work, system, step_s, "s/step", step_s / took_s[to] if to else None))
             print(f"{work:9} {system:10} {step_s:7.3f} s", f"{rows[-1].ratio:.3f}x" if to else "", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, options.json)
 
 
 def _measure(work: str, folder: Path, rounds: int) -> dict[str, float]:

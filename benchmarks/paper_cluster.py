@@ -15,7 +15,6 @@ with every mechanism off, Horovod AllReduce and AllGatherv, Parallax the hybrid 
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from ablation import OFF
+from rows import write_rows
 
 from partc.compiler.api import compile_step
 from partc.compiler.compilation import Compilation
@@ -78,8 +78,7 @@ def main() -> None:
              "unit": "speed-up, first principles", "ratio": value / (6 * machines)}
         )  # fmt: skip
     _curves(cases)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(rows, options.json)
 
 
 def _cases(whole: Cluster, machines: list[int], folder: Path) -> Iterator[tuple[int, Case]]:

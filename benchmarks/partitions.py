@@ -8,11 +8,11 @@ slower the chosen number is than the best of the sweep: at most 3 % is asked for
 """
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 
 from namespaces import namespace_hosts
+from rows import write_rows
 
 from partc.compiler.api import compile_step
 from partc.compiler.differentiation.build import build_training_graph
@@ -35,8 +35,7 @@ def main() -> None:
         train = build_training_graph(build_model("lm", **LM), loss="loss", optimizer=SGD(0.1), folder=folder)
         with namespace_hosts(options.hosts, options.workers, options.mbit * 1e6) as cluster:
             rows = sweep(train, cluster, folder, options.rounds, options.steps)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(rows, options.json)
 
 
 def sweep(train: object, cluster: Cluster, folder: Path, rounds: int, steps: int) -> list[dict[str, object]]:

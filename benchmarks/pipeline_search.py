@@ -10,7 +10,6 @@ quickest name also run, in turn, for so many rounds, of which the median counts.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ import numpy as np
 from mesh_strategies import _step_s
 from namespaces import namespace_hosts
 from pipelines import WORKS
+from rows import write_rows
 
 from partc.compiler.api import compile_step
 from partc.compiler.importing.import_training import import_training_graph
@@ -166,8 +166,7 @@ def main() -> None:
             if asked.run:
                 line += "  ran: name {name_ran_ms:.1f} ms, found {found_ran_ms:.1f} ms"
             print(line.format(**rows[-1]), flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(rows, asked.json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ turn; a plan counts the median of its rounds. `share`: of the limit to the pipel
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 from mesh_strategies import WORKS, _mlp, _step_s
 from namespaces import namespace_hosts
+from rows import write_rows
 
 from partc.compiler.api import compile_step
 from partc.compiler.options import Options
@@ -63,8 +63,7 @@ def main() -> None:
             "{work:10} alone {alone_ms:8.1f} ms  limit {limit_ms:8.1f}  pipeline {pipeline_ms:8.1f} "
             "(predicted {predicted_ms:8.1f})  data {data_ms:8.1f}  share {share:5.2f}".format(**row)
         )
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_rows(rows, options.json)
 
 
 @contextmanager

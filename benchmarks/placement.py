@@ -11,10 +11,11 @@ input by `partc.cost.placement.problems.load`.
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+
+from rows import write_rows
 
 from partc.cost.placement.bounds.certificate import holds
 from partc.cost.placement.latency.latency import place_for_latency
@@ -38,8 +39,7 @@ def main() -> None:
             continue
         for row in solve(path, options):
             rows.append(row)
-            if options.json is not None:
-                options.json.write_text(json.dumps(rows, indent=1) + "\n")
+            write_rows(rows, options.json)
     if options.json is not None:
         print(f"{len(rows)} rows -> {options.json}")
 

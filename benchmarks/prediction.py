@@ -7,17 +7,16 @@ two CPU workers, all on this machine. Its parts are used as clusters of their ow
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
 
 import msgspec
 import onnx
+from rows import Row, write_rows
 
 from partc.compiler.api import compile_step
 from partc.compiler.differentiation.build import build_training_graph
@@ -65,15 +64,6 @@ WORKS: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    work: str
-    system: str
-    value: float  # measured
-    unit: str
-    ratio: float  # predicted, of it
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cluster", type=Path)
@@ -93,8 +83,7 @@ def main() -> None:
                 for strategy in STRATEGIES:
                     rows.append(_compare(work, train, cluster, strategy, args.steps, Path(name)))
     print(_summary(rows))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, args.json)
 
 
 def _part(whole: Cluster, hosts: int, workers: int) -> Cluster:

@@ -7,16 +7,15 @@ steps take turns. Needs partc with its `peers` extra for gpt2, whose forward gra
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from partc_steps import compile_for_one_device
-from single_device import PROCESS, WARM_UP_STEPS, Row, StepProcess
+from rows import Row, write_rows
+from single_device import PROCESS, WARM_UP_STEPS, StepProcess
 
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Recomputed
@@ -74,8 +73,7 @@ def main() -> None:
     for work in args.work:
         with tempfile.TemporaryDirectory() as temporary:
             rows += measure(work, args.shares, args.steps, Path(temporary))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ A deep transformer (large_compile.py's) is compiled for each number of hosts, of
 """
 
 import argparse
-import json
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from deep_transformer import DeepTransformer
-from large_compile import SIZES, Row, cluster_of
+from large_compile import SIZES, cluster_of
+from rows import Row, print_allowed, write_rows
 
 from partc.compiler.api import compile_step
 from partc.compiler.differentiation.build import build_training_graph
@@ -66,11 +65,8 @@ def main() -> None:
             for hosts in options.hosts
             for row in measure(options.layers, hosts, options.width, browser, Path(name))
         ]
-    for row in rows:
-        allowed = f"   {row.ratio:.2f} of what is allowed" if row.ratio else ""
-        print(f"{row.work:56}{row.value:10.2f} {row.unit}{allowed}")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    print_allowed(rows)
+    write_rows(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ a round ends. `-`: the walk does not come so close.
 """
 
 import argparse
-import json
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from flexflow import CLUSTERS, MODELS, Experiment, experiment_of
+from rows import write_rows
 
 from partc.compiler.planning.build_plan import bucket_bytes
 from partc.compiler.search.operators.own_space import OwnSpace, space_of
@@ -86,8 +86,7 @@ def main() -> None:
     for seed, budget_s in budgets:
         walks.append(walked(case, starts, seed, budget_s))
         print(f"seed {seed}, {budget_s:.0f} s: {1e3 * walks[-1].step_s:.2f} ms", flush=True)
-        if asked.json:
-            asked.json.write_text(json.dumps([asdict(walk) for walk in walks], indent=1) + "\n")
+        write_rows(walks, asked.json)
     best_s = min(walk.step_s for walk in walks)
     reached = [walk.reaches_s(best_s * (1 + asked.within)) for walk in walks]
     print(f"\n{case.name}: starts {', '.join(f'{1e3 * s:.1f}' for s in begun_s if s is not None)} ms")

@@ -18,18 +18,18 @@ kernels. Plots: the best step so far over these seconds, of the first seed.
 """
 
 import argparse
-import json
 import math
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from flexflow import CLUSTERS, MODELS, Experiment, experiment_of
 from line_plot import line_plot
+from rows import write_rows
 
 from partc.compiler.planning.build_plan import bucket_bytes
 from partc.compiler.search.operators.own_space import space_of
@@ -279,8 +279,7 @@ def main() -> None:
             own = searches(case, asked.systems, asked.seeds, limits)
             show(own, model, devices)
             rows += own
-            if asked.json:
-                asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+            write_rows(rows, asked.json)
             if asked.plots:
                 asked.plots.mkdir(parents=True, exist_ok=True)
                 path = asked.plots / f"search-time-{model}-{devices}.svg"

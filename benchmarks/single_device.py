@@ -14,9 +14,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rows import Row, write_rows
 from sizes import TARGETS, WORKS
 
 SYSTEMS = ("pytorch", "partc")
@@ -25,15 +25,6 @@ MEMORY_TARGET = 1.1
 WARM_UP_STEPS = 3
 PROCESS = Path(__file__).with_name("step_process.py")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    work: str
-    system: str
-    value: float
-    unit: str
-    ratio: float | None  # to PyTorch's value; None: it was not measured
 
 
 class StepProcess:
@@ -129,8 +120,7 @@ def main() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             rows += measure(work, args.steps, folder, "gpu" if args.gpu else "cpu")
     print(table(rows))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_rows(rows, args.json)
 
 
 if __name__ == "__main__":
