@@ -183,8 +183,8 @@ class BlockCosts:
         occupied_s: Floats = np.bincount(tasks.resources, tasks.seconds, self.tasks.prices.resources).astype(
             np.float64
         )
-        done = () if block.done is None else block.done.indices[block.done.indices >= 0].tolist()
-        first_s = min((kernel_ends[task] for task in done), default=0.0)
+        last = np.empty(0, np.int32) if block.last_tasks is None else block.last_tasks.indices
+        first_s = min((kernel_ends[task] for task in last[last >= 0].tolist()), default=0.0)
         memory = np.zeros(workers) if block.memory is None else block.memory
         return Alone(
             max(ends, default=0.0),

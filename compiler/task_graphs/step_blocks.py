@@ -65,11 +65,11 @@ class Present:
         assert written is not None, "blocks are written in order"
         return written.block
 
-    def done(self, number: int) -> LastTasks:
+    def last_tasks(self, number: int) -> LastTasks:
         """Return the last tasks of a block that computes."""
-        done = self.block(number).done
-        assert done is not None, "a block that computes"
-        return done
+        last_tasks = self.block(number).last_tasks
+        assert last_tasks is not None, "a block that computes"
+        return last_tasks
 
     def put(self, number: int, written: WrittenBlock | None) -> None:
         """Have a block be written."""
@@ -140,7 +140,7 @@ class ComputingBlock:
                 if sent is not None and read.transfer is not None and where in sent.gates:
                     gates[read.transfer, sent.gates[where]] = None
                 elif read.maker is not None:
-                    makers[read.maker] = present.done(self.sources[read.maker])
+                    makers[read.maker] = present.last_tasks(self.sources[read.maker])
                 cut_bytes += 0 if sent is None else sent.cuts.get(where, 0)
         return ComputingInputs(placed, self.way, tuple(gates), tuple(makers.items()), cut_bytes)
 
@@ -178,7 +178,7 @@ class TransferBlock:
             for where in placed[group].wants(read):
                 targets[where] = None
         targets.pop(here, None)
-        last_tasks = present.done(self.sources[0]) if self.sources and targets else None
+        last_tasks = present.last_tasks(self.sources[0]) if self.sources and targets else None
         return TransferInputs(self.tensor, here, last_tasks, tuple(targets))
 
     def write(self, inputs: TransferInputs) -> TaskBlock:
@@ -211,7 +211,7 @@ class UpdateInputs(NamedTuple):
 
     bucket: int
     placed: tuple[PlacedGroup, ...]
-    done: tuple[tuple[int, LastTasks], ...]
+    last_tasks: tuple[tuple[int, LastTasks], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +235,12 @@ class UpdateBlock:
         return UpdateInputs(
             self.bucket,
             tuple([present.placed[group] for group in self.groups]),
-            tuple([(slot, present.done(self.sources[slot])) for slot in slots]),
+            tuple([(slot, present.last_tasks(self.sources[slot])) for slot in slots]),
         )
 
     def write(self, inputs: UpdateInputs) -> TaskBlock:
         """Return the sums, the messages and the updates."""
-        placed, done = dict(zip(self.groups, inputs.placed, strict=True)), dict(inputs.done)
+        placed, last_tasks = dict(zip(self.groups, inputs.placed, strict=True)), dict(inputs.last_tasks)
         updates = []
         for parameter in self.parameters:
             home = placed[parameter.home]
@@ -249,7 +249,7 @@ class UpdateBlock:
             for term in parameter.terms:
                 own = placed[term.group]
                 terms.append(
-                    GradientTerm(term.name, own.layout.has[term.place], own, done[term.slot], term.slot)
+                    GradientTerm(term.name, own.layout.has[term.place], own, last_tasks[term.slot], term.slot)
                 )
             updates.append(UpdatedParameter(parameter.name, layout, home, tuple(terms)))
         return self.writer.write(updates)

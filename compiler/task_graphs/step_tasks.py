@@ -189,7 +189,7 @@ class StepTasks:
         inputs = block.inputs(self._present)
         if inputs not in self._by_inputs:
             written = block.write(inputs)
-            results = written.done, tuple(written.gates.items()), tuple(written.cuts.items())
+            results = written.last_tasks, tuple(written.gates.items()), tuple(written.cuts.items())
             number = self._results.setdefault(results, len(self._results))
             self._by_inputs[inputs] = WrittenBlock(written, number)
         return self._by_inputs[inputs]

@@ -86,11 +86,11 @@ class LastTasks:
     @staticmethod
     def of(indices: Ints) -> "LastTasks":
         """Return the one object."""
-        return _done_of(indices.tobytes())
+        return _last_tasks_of(indices.tobytes())
 
 
 @cache
-def _done_of(indices: bytes) -> LastTasks:
+def _last_tasks_of(indices: bytes) -> LastTasks:
     return LastTasks(np.frombuffer(indices, np.int32))
 
 
@@ -98,16 +98,16 @@ def _done_of(indices: bytes) -> LastTasks:
 class TaskBlock:
     """Tasks that may stand for several alike blocks, and where others find their results.
 
-    done    of computing
-    gates   of a transfer: how a reader wants it -> the task behind it
-    cuts    of a transfer: likewise, the bytes of a part that a reader cuts out of what it has
-    memory  of an update: bytes of variables, float64[workers]
-    sent    bytes that workers send each other
+    last_tasks  of computing
+    gates       of a transfer: how a reader wants it -> the task behind it
+    cuts        of a transfer: likewise, the bytes of a part that a reader cuts out of what it has
+    memory      of an update: bytes of variables, float64[workers]
+    sent        bytes that workers send each other
     """
 
     tasks: BlockTasks
     sent: float
-    done: LastTasks | None = None
+    last_tasks: LastTasks | None = None
     gates: Mapping[Where, int] = field(default_factory=dict)
     cuts: Mapping[Where, int] = field(default_factory=dict)
     memory: Floats | None = None
@@ -229,7 +229,7 @@ class Draft:
 
     def finish(
         self,
-        done: LastTasks | None = None,
+        last_tasks: LastTasks | None = None,
         gates: Mapping[Where, int] | None = None,
         cuts: Mapping[Where, int] | None = None,
         memory: Floats | None = None,
@@ -243,7 +243,7 @@ class Draft:
                 np.concatenate([NO_ROWS, *self._rows]),
             ),
             self._sent,
-            done,
+            last_tasks,
             gates or {},
             cuts or {},
             memory,
@@ -285,13 +285,13 @@ def write_computing(prices: TaskPrices, inputs: ComputingInputs) -> TaskBlock:
     for slot, index in inputs.gates:
         draft.wait(slot, index, tasks)
     workers = len(prices.workers)
-    for slot, done in inputs.makers:
-        draft.wait_for_ends(Ends.of(done, slot, workers), placed.at, tasks)
+    for slot, last_tasks in inputs.makers:
+        draft.wait_for_ends(Ends.of(last_tasks, slot, workers), placed.at, tasks)
     ends = Ends(workers)
     ends.put(placed.at, tasks)
     for (_, kind, axes), nbytes in sorted(collectives.items()):
         draft.sum_along(placed, kind, axes, nbytes, ends)
-    return draft.finish(done=LastTasks.of(ends.indices))
+    return draft.finish(last_tasks=LastTasks.of(ends.indices))
 
 
 def _joined(layout: GroupLayout, way: PassLevel) -> dict[tuple[int, CollectiveKind, tuple[int, ...]], int]:

@@ -78,17 +78,17 @@ def _check_device(device: Device, at: str) -> None:
 
 
 def _check_gpu_indices(host: Host, at: str) -> None:
-    seen: dict[int, str] = {}
+    names: dict[int, str] = {}
     for device in host.devices:
         if device.kind != "gpu":
             continue
-        if device.index in seen:
+        if device.index in names:
             raise BadCluster(
-                f"{seen[device.index]!r} and {device.name!r} are both GPU {device.index}",
+                f"{names[device.index]!r} and {device.name!r} are both GPU {device.index}",
                 at=f"{at}: devices",
                 fix="give every GPU of a host its own index",
             )
-        seen[device.index] = device.name
+        names[device.index] = device.name
 
 
 def _check_memory_of_cpus(host: Host, at: str) -> None:
@@ -130,15 +130,15 @@ def _check_positive(number: float, at: str, what: str) -> None:
 
 
 def _check_names(names: Named) -> None:
-    seen: dict[str, str] = {}
+    places: dict[str, str] = {}
     for name, at in names:
         if not name:
             raise BadCluster("an empty name", at=at, fix="name it")
-        if name in seen:
+        if name in places:
             raise BadCluster(
-                f"the name {name!r} twice", at=f"{seen[name]} and {at}", fix=f"rename one, such as {name}-2"
+                f"the name {name!r} twice", at=f"{places[name]} and {at}", fix=f"rename one, such as {name}-2"
             )
-        seen[name] = at
+        places[name] = at
 
 
 def _names(hosts: tuple[Host, ...], switches: tuple[str, ...]) -> Iterator[tuple[str, str]]:
@@ -152,7 +152,7 @@ def _names(hosts: tuple[Host, ...], switches: tuple[str, ...]) -> Iterator[tuple
 
 
 def _check_links(links: tuple[Link, ...], known: set[str]) -> None:
-    seen: dict[frozenset[str], int] = {}
+    numbers: dict[frozenset[str], int] = {}
     for i, link in enumerate(links):
         at = f"links[{i}]: {link.ends[0]} -> {link.ends[1]}"
         if stray := set(link.ends) - known:
@@ -176,13 +176,13 @@ def _check_links(links: tuple[Link, ...], known: set[str]) -> None:
                 at=f"{at}: latency_s",
                 fix=f"write 0 or more seconds, {LONGEST_S:.0f} at most",
             )
-        if (pair := frozenset(link.ends)) in seen:
+        if (pair := frozenset(link.ends)) in numbers:
             raise BadCluster(
-                f"a second link between the same ends as links[{seen[pair]}]",
+                f"a second link between the same ends as links[{numbers[pair]}]",
                 at=at,
                 fix="write one link with the sum of both rates",
             )
-        seen[pair] = i
+        numbers[pair] = i
 
 
 def _check_paths(hosts: tuple[Host, ...], links: tuple[Link, ...], ends: Named) -> None:

@@ -102,7 +102,7 @@ def return_rows(lowering: Lowering, tensor: str, requested: RequestedRows) -> gs
     rows = lowering.need(tensor, Layout("server", requested))
     request = lowering.row_requests[requested.gather]
     name = rows.name
-    (back,), _ = all_to_all_rows(out, [rows], request.wanted_counts, f"{name}.back")
+    (back,), _ = all_to_all_rows(out, [rows], request.requested_counts, f"{name}.back")
     spread = out.emit("Gather", [back, request.host_inverse], f"{name}.spread", rows.dtype, "server")
     host = _expected(lowering, requested.parameter, request, "host")
     worker = _expected(lowering, requested.parameter, request, "worker")

@@ -52,7 +52,7 @@ class RowRequest:
     inverse: gs.Variable  # worker: position of each id among those it sent
     host_inverse: gs.Variable  # server: position of each worker's id among the host's
     host_counts: gs.Variable  # server: ids of each worker
-    wanted_counts: gs.Variable  # owner: ids of each server
+    requested_counts: gs.Variable  # owner: ids of each server
     share: float  # of one worker's ids of the table that are this Gather's
     drawn: float  # ids of one worker
 

@@ -132,15 +132,15 @@ class KernelNamer:
         self, node: gs.Node, hot: AbstractSet[str], transposes: Mapping[str, gs.Node]
     ) -> tuple[Operand | int | None, ...] | None:
         operands: list[Operand | int | None] = []
-        seen: dict[str, int] = {}
+        places: dict[str, int] = {}
         for place, tensor in enumerate(node.inputs):
             if not tensor.name:
                 operands.append(None)
                 continue
-            if tensor.name in seen:
-                operands.append(seen[tensor.name])
+            if tensor.name in places:
+                operands.append(places[tensor.name])
                 continue
-            seen[tensor.name] = place
+            places[tensor.name] = place
             operand = self._operand(node, place, tensor.name in hot, transposes.get(tensor.name))
             if operand is None:
                 return None

@@ -227,9 +227,9 @@ class _Play:
         yield from worker.applied(len(self._batches))
 
     def _share(self, rank: Rank, session: int, step: int) -> dict[str, Array]:
-        plan, seen = plan_of_data(self._plan), rank_of_data(rank, worker_of(session, self._count))
-        share = share_of(plan, seen, self._batches[step - 1])
-        return share | draw_share(plan, seen, share, step - 1, 0)
+        plan, session_rank = plan_of_data(self._plan), rank_of_data(rank, worker_of(session, self._count))
+        share = share_of(plan, session_rank, self._batches[step - 1])
+        return share | draw_share(plan, session_rank, share, step - 1, 0)
 
     def _arrive(self, source: str, target: str) -> None:
         header, *frames = self._network.queues[source, target].popleft()

@@ -81,12 +81,12 @@ def check_total_batch(plan: Plan, batch: Mapping[str, Array], place: str = "") -
 
 def _check_same_sizes(plan: Plan, batch: Mapping[str, Array], place: str) -> None:
     """Refuse a batch in which one symbolic size has two values. Raises BadData."""
-    seen: dict[tuple[str, bool], tuple[int, str]] = {}
+    firsts: dict[tuple[str, bool], tuple[int, str]] = {}
     for data_input in plan.data_inputs:
         for axis, size in enumerate(data_input.shape):
             if isinstance(size, str):
                 this = batch[data_input.name].shape[axis], data_input.name
-                first = seen.setdefault((size, axis == data_input.sample_axis), this)
+                first = firsts.setdefault((size, axis == data_input.sample_axis), this)
                 if first[0] != this[0]:
                     raise BadData(
                         f"size {size!r} is {first[0]} in {first[1]!r} and {this[0]} in {this[1]!r}",

@@ -74,23 +74,23 @@ def build_frontier(groups: Groups) -> Frontier | None:
 def narrow_order(groups: Groups) -> list[int]:
     """Order groups greedily: next is the one that opens fewest families more than it closes."""
     left = set(range(groups.count))
-    seen = [0] * len(groups.families)
+    ordered_members = [0] * len(groups.families)
     open_families: set[int] = set()
     order: list[int] = []
     while left:
         near = {g for family in open_families for g in groups.families[family] if g in left} or left
 
         def growth(group: int) -> tuple[int, int, int]:
-            opened = sum(seen[f] == 0 for f in groups.touching[group])
-            closed = sum(seen[f] == len(groups.families[f]) - 1 for f in groups.touching[group])
+            opened = sum(ordered_members[f] == 0 for f in groups.touching[group])
+            closed = sum(ordered_members[f] == len(groups.families[f]) - 1 for f in groups.touching[group])
             return opened - closed, -closed, groups.members[group][0]
 
         group = min(near, key=growth)
         left.discard(group)
         order.append(group)
         for family in groups.touching[group]:
-            seen[family] += 1
+            ordered_members[family] += 1
             open_families.add(family)
-            if seen[family] == len(groups.families[family]):
+            if ordered_members[family] == len(groups.families[family]):
                 open_families.discard(family)
     return order

@@ -81,14 +81,14 @@ class ServerProcess(SessionProcess):
         self._write_report()
 
     def _write_report(self) -> None:
-        seen, chief = self._server.staleness, self._server.coordinator
+        staleness, chief = self._server.staleness, self._server.coordinator
         report = ServerReport(
             steps=() if chief is None else tuple(chief.steps),
             saving_s=0.0 if self._saving is None else self._saving.waited_s,
             payload_bytes=self._server.payload_bytes(),
-            pushes=seen.pushes,
-            missed=dict(seen.missed),
-            widest_lag=seen.widest_lag,
+            pushes=staleness.pushes,
+            missed=dict(staleness.missed),
+            widest_lag=staleness.widest_lag,
         )
         write_record(report_file(self.folder, self.name), report)
 
