@@ -94,15 +94,6 @@ class Timeline:
             )
         )
 
-    def events_of(self, rank: int) -> tuple[Event, ...]:
-        """Return one rank's bars."""
-        events = []
-        for bars in self.bars:
-            for at in np.flatnonzero(bars.ranks == rank):
-                times = float(bars.start_s[at]), float(bars.stop_s[at])
-                events.append(Event(rank, bars.lane, bars.label, *times, int(bars.payload_bytes[at])))
-        return tuple(events)
-
     def busy_s(self, lane: LaneKind) -> dict[int, float]:
         """Return how long each rank computes, or communicates."""
         busy_s = np.zeros(len(self.sent_bytes))

@@ -43,8 +43,8 @@ def test_every_event_of_every_rank_is_in_the_data(on_2x2: Compiled) -> None:
         for lane, coded in (("compute", row["lanes"][:1]), ("communication", row["lanes"][1:])):
             events = sorted(
                 (event.start_s, event.stop_s, event.payload_bytes)
-                for event in timeline.events_of(rank)
-                if event.lane == lane and event.stop_s > event.start_s
+                for event in timeline.events
+                if (event.rank, event.lane) == (rank, lane) and event.stop_s > event.start_s
             )
             bars = sorted(bar for track in coded for bar in decoded(track))
             assert len(bars) == len(events) > 0
