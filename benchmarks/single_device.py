@@ -19,6 +19,8 @@ from pathlib import Path
 from rows import Row, write_rows
 from sizes import TARGETS, WORKS
 
+from partc.runtime.engines.host_check import gpu_lacks
+
 SYSTEMS = ("pytorch", "partc")
 HAS_CUDA = "import torch; assert torch.cuda.is_available()"
 MEMORY_TARGET = 1.1
@@ -113,6 +115,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--plans", type=Path, help="keep partc's plans in this folder, or use those there")
     args = parser.parse_args()
+    lack = next(gpu_lacks("gpu0", 0), None) if args.gpu else None
+    if lack is not None:
+        print(f"Nothing is timed: {lack.what}. To have it: {lack.fix}")
+        return
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         for work in args.work:
