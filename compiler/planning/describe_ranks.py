@@ -13,7 +13,7 @@ from partc.passes.scheduling.levels import name_way
 from partc.passes.scheduling.make_program import Program
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import Instruction, Rank, Site, Slice, Start
-from partc.runtime.plan.variables import Held
+from partc.runtime.plan.variables import VariablePiece
 
 IDLE: Site = "idle"  # of a worker whom no operator was given
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
@@ -174,7 +174,7 @@ class _Describer:
                 slices.append(Slice(value, bucket.name, offset, (stop - start, *row)))
         return tuple(slices)
 
-    def _hold(self, state: State) -> Held:
+    def _hold(self, state: State) -> VariablePiece:
         layout = self._lowered.meanings[state.value][1]
         owned = layout.along(REPLICAS)
         shape = self._training.variables[state.variable].shape
@@ -183,4 +183,4 @@ class _Describer:
             box = rows_box(shape, *self._rows[owned.parameter][self._server])
         elif layout.splits() and (place := self._places.get(state.site)) is not None:
             box = box_of(self._lowered.meshes.of(state.site), layout, shape, place)
-        return Held(state.variable, state.value, box)
+        return VariablePiece(state.variable, state.value, box)

@@ -10,7 +10,7 @@ from partc.runtime.execution.recorder import RankTimes
 from partc.runtime.plan.boxes import first_index, is_empty, normalised
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.program import Output, Plan
-from partc.runtime.plan.variables import Box, Held
+from partc.runtime.plan.variables import Box, VariablePiece
 from partc.runtime.transports.exchanged import Exchanged
 
 TRAINED_FILE = "trained.safetensors"
@@ -57,7 +57,7 @@ class Owner:
     """A rank and the part of a variable that it holds."""
 
     rank: int
-    piece: Held
+    piece: VariablePiece
 
 
 def owners_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:

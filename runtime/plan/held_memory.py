@@ -7,10 +7,10 @@ import numpy as np
 
 from partc.runtime.plan.boxes import local_shape
 from partc.runtime.plan.program import Plan, Rank, Site
-from partc.runtime.plan.variables import Held, PlanVariable
+from partc.runtime.plan.variables import PlanVariable, VariablePiece
 
 
-def held_bytes(piece: Held, variable: PlanVariable) -> int:
+def held_bytes(piece: VariablePiece, variable: PlanVariable) -> int:
     """Return the size of a variable, or of the part of it that a rank holds."""
     return prod(local_shape(variable.shape, piece.box)) * np.dtype(variable.dtype).itemsize
 

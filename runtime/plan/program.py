@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from partc.runtime.plan.record import Range, Record
-from partc.runtime.plan.variables import DataInput, DrawnInput, Held, PlanVariable, ShardInput
+from partc.runtime.plan.variables import DataInput, DrawnInput, PlanVariable, ShardInput, VariablePiece
 
 PLAN_FORMAT = "partc-plan/5"
 
@@ -242,7 +242,7 @@ class Rank(Record, frozen=True):
     groups: dict[str, int]  # which one of Plan.groups it is a member of
     constants: dict[str, tuple[int, ...]]  # value -> int64 vector; Plan.constants are every rank's
     slices: tuple[Slice, ...]
-    held: tuple[Held, ...]
+    held: tuple[VariablePiece, ...]
 
 
 class SessionWorker(Record, frozen=True):

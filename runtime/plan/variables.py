@@ -68,7 +68,7 @@ class Box(Record, frozen=True):
     ranges: tuple[tuple[Range, ...], ...]  # axis -> a range of every factor
 
 
-class Held(Record, frozen=True, omit_defaults=True):
+class VariablePiece(Record, frozen=True, omit_defaults=True):
     """A variable, or a part of it, kept by one rank as value `value`.
 
     The value is the local tensor of the box: the ranges of an axis multiplied.

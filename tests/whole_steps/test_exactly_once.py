@@ -18,7 +18,7 @@ from partc.runtime.execution.executor import Executor
 from partc.runtime.execution.in_process import RanksInProcess
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Instruction, Rank, Run, Store
-from partc.runtime.plan.variables import Held
+from partc.runtime.plan.variables import VariablePiece
 from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches
 from tests.whole_steps.test_distributed_numerics import imported
 
@@ -85,7 +85,7 @@ def check(name: str, cluster: str, strategy: str, folder: Path, monkeypatch: pyt
         assert variables["count"] == STEPS
 
 
-def assert_owned_once(pieces: list[Held], shape: tuple[int, ...]) -> None:
+def assert_owned_once(pieces: list[VariablePiece], shape: tuple[int, ...]) -> None:
     """Rows on servers are cut without gap or overlap; what is not cut is whole wherever it is."""
     rows = sorted(held.box.ranges[0][0] for held in pieces if held.box is not None)
     if rows:

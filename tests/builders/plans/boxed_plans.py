@@ -14,7 +14,15 @@ from partc.runtime.data.initial import InitialValues
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Output, Start, Wait
-from partc.runtime.plan.variables import Box, Constant, DataInput, Held, Normal, PlanVariable, Uniform
+from partc.runtime.plan.variables import (
+    Box,
+    Constant,
+    DataInput,
+    Normal,
+    PlanVariable,
+    Uniform,
+    VariablePiece,
+)
 from tests.builders.graphs.small_steps import training_of
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank, run, segment, write_plan
 from tests.builders.plans.random_boxes import indices
@@ -159,7 +167,7 @@ def _worker(number: int, replica: int, place: int, kept: Sequence[Box | None], r
         ("worker",),
         replica,
         groups,
-        held=(Held("w", "w", box), Held("v", "v", box), Held("count", "count")),
+        held=(VariablePiece("w", "w", box), VariablePiece("v", "v", box), VariablePiece("count", "count")),
         constants={"rows": tuple(rows.tolist()), "columns": tuple(own_columns.tolist())},
     )
 

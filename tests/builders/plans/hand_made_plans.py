@@ -10,7 +10,7 @@ from msgspec import structs
 
 from partc.runtime.plan.plan_json import encode_plan
 from partc.runtime.plan.program import PLAN_FORMAT, Buffer, Instruction, Output, Plan, Rank, Run, Slice
-from partc.runtime.plan.variables import DataInput, Held, PlanVariable
+from partc.runtime.plan.variables import DataInput, PlanVariable, VariablePiece
 
 
 def write_plan(plan: Plan, folder: Path, segments: dict[str, str], source: bytes = b"") -> Path:
@@ -59,7 +59,7 @@ def rank(
     replica: int | None,
     groups: dict[str, tuple[int, ...]],
     *,
-    held: tuple[Held, ...] = (),
+    held: tuple[VariablePiece, ...] = (),
     slices: tuple[Slice, ...] = (),
     constants: dict[str, tuple[int, ...]] | None = None,
 ) -> Member:

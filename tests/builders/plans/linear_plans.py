@@ -6,7 +6,7 @@ import numpy as np
 
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import Buffer, Output, Slice, Start, Wait
-from partc.runtime.plan.variables import DataInput, Held, PlanVariable, Uniform
+from partc.runtime.plan.variables import DataInput, PlanVariable, Uniform, VariablePiece
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank, run, segment, write_plan
 
 GRADIENT = """
@@ -37,7 +37,7 @@ LINEAR_W = PlanVariable("W", "float64", (3, 2), Uniform(-1.0, 1.0, 7), "paramete
 def linear_all_reduce(folder: Path, replicas: int) -> Path:
     """Least squares by SGD: the gradient and the loss in one bucket, all-reduced."""
     everybody = tuple(range(replicas))
-    ranks = [rank(r, ("worker",), r, {"all": everybody}, held=(Held("W", "W"),)) for r in everybody]
+    ranks = [rank(r, ("worker",), r, {"all": everybody}, held=(VariablePiece("W", "W"),)) for r in everybody]
     instructions = [
         run("worker", "gradient", ("x", "y", "W"), ("dW", "loss")),
         Start(0, "all_reduce", "all", "worker", "worker", ("bucket",), ("bucket",), label="bucket"),
@@ -97,8 +97,14 @@ def linear_servers(folder: Path, *, merged: bool, scattered: bool) -> Path:
 
 def _sharded_ranks(merged: bool) -> list[Member]:
     shards = (
-        ((Held("W", "W_owned", rows_box((3, 2), 0, 2)),), (Slice("dW_owned", "gradients", 0, (2, 2)),)),
-        ((Held("W", "W_owned", rows_box((3, 2), 2, 3)),), (Slice("dW_owned", "gradients", 4, (1, 2)),)),
+        (
+            (VariablePiece("W", "W_owned", rows_box((3, 2), 0, 2)),),
+            (Slice("dW_owned", "gradients", 0, (2, 2)),),
+        ),
+        (
+            (VariablePiece("W", "W_owned", rows_box((3, 2), 2, 3)),),
+            (Slice("dW_owned", "gradients", 4, (1, 2)),),
+        ),
     )
     if merged:
         groups = {"all": (0, 1), "workers": (0, 1)}
@@ -116,7 +122,7 @@ def _sharded_ranks(merged: bool) -> list[Member]:
 
 
 def _one_server_ranks(merged: bool) -> list[Member]:
-    held = (Held("W", "W_owned"),)
+    held = (VariablePiece("W", "W_owned"),)
     slices = (Slice("dW_owned", "gradients", 0, (3, 2)),)
     if merged:
         groups = {"all": (0, 1), "workers": (0, 1)}

@@ -6,7 +6,7 @@ import numpy as np
 
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import Instruction, Output, Start, Wait
-from partc.runtime.plan.variables import DataInput, Held, PlanVariable, Uniform
+from partc.runtime.plan.variables import DataInput, PlanVariable, Uniform, VariablePiece
 from tests.builders.plans.hand_made_plans import plan_of, rank, run, segment, write_plan
 
 ROUTE = """
@@ -71,9 +71,9 @@ def table_on_servers(folder: Path, *, merged: bool) -> Path:
     for number in everybody:
         sites = ("worker", "server") if merged else (("worker",) if number < 2 else ("server",))
         constants = limits if "worker" in sites else {}
-        held: tuple[Held, ...] = ()
+        held: tuple[VariablePiece, ...] = ()
         if "server" in sites:
-            held = (Held("E", "E_owned", rows_box((8, 2), *bounds[number])),)
+            held = (VariablePiece("E", "E_owned", rows_box((8, 2), *bounds[number])),)
             constants = constants | {"first": bounds[number][:1]}
         replica = number if number < 2 else None
         groups = {"all": everybody} | ({"workers": (0, 1)} if number < 2 else {})

@@ -21,7 +21,7 @@ from partc.runtime.plan.program import (
     Start,
     Wait,
 )
-from partc.runtime.plan.variables import Constant, Held, PlanVariable
+from partc.runtime.plan.variables import Constant, PlanVariable, VariablePiece
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TWO_BY_TWO = read_cluster(EXAMPLES / "cluster-2x2.json")
@@ -310,7 +310,7 @@ def test_labels_name_communications_and_segments() -> None:
 
 def test_memory_counts_shards_buffers_once_and_activations() -> None:
     plan = plan_of(TWO_BY_TWO, Run("worker", "segments/s.onnx", (), (), inner_bytes=500))
-    held = (Held("E", "E", rows_box((100, 4), 0, 25)), Held("W", "W"))
+    held = (VariablePiece("E", "E", rows_box((100, 4), 0, 25)), VariablePiece("W", "W"))
     first = msgspec.structs.replace(plan.ranks[0], held=held)
     plan = msgspec.structs.replace(
         plan,

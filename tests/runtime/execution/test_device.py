@@ -13,7 +13,7 @@ from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Buffer, Rank, Run, Slice, Store
-from partc.runtime.plan.variables import Constant, DataInput, Held, PlanVariable
+from partc.runtime.plan.variables import Constant, DataInput, PlanVariable, VariablePiece
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank, run, with_changes
 from tests.checks.gpus import NEEDS_A_GPU
@@ -45,7 +45,7 @@ def executor(folder: Path, rows: int, one: Rank, *more: Store) -> Executor:
 
 
 def worker(kind: str = "cpu") -> Rank:
-    one = rank(0, ("worker",), 0, {}, held=(Held("W", "W"),)).rank
+    one = rank(0, ("worker",), 0, {}, held=(VariablePiece("W", "W"),)).rank
     return Rank(**({name: getattr(one, name) for name in one.__struct_fields__} | {"kind": kind}))
 
 

@@ -4,7 +4,7 @@ import pytest
 from partc.runtime.jobs.results import assemble_outputs, owners_of, pieces_among
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import Output
-from partc.runtime.plan.variables import Held, PlanVariable, Uniform
+from partc.runtime.plan.variables import PlanVariable, Uniform, VariablePiece
 from tests.builders.plans.hand_made_plans import plan_of, rank
 
 TABLE = PlanVariable("E", "float32", (8, 2), Uniform(0.0, 1.0, 0), "parameter")
@@ -12,14 +12,17 @@ TABLE = PlanVariable("E", "float32", (8, 2), Uniform(0.0, 1.0, 0), "parameter")
 
 def test_shards_are_put_in_row_order_once() -> None:
     ranks = [
-        rank(0, ("server",), None, {}, held=(Held("E", "a", rows_box((8, 2), 5, 8)),)),
-        rank(1, ("server",), None, {}, held=(Held("E", "b", rows_box((8, 2), 0, 5)),)),
+        rank(0, ("server",), None, {}, held=(VariablePiece("E", "a", rows_box((8, 2), 5, 8)),)),
+        rank(1, ("server",), None, {}, held=(VariablePiece("E", "b", rows_box((8, 2), 0, 5)),)),
         rank(
             2,
             ("server",),
             None,
             {},
-            held=(Held("E", "c", rows_box((8, 2), 0, 5)), Held("E", "d", rows_box((8, 2), 8, 8))),
+            held=(
+                VariablePiece("E", "c", rows_box((8, 2), 0, 5)),
+                VariablePiece("E", "d", rows_box((8, 2), 8, 8)),
+            ),
         ),
     ]
 
@@ -30,7 +33,7 @@ def test_shards_are_put_in_row_order_once() -> None:
 
 
 def test_a_whole_copy_is_enough() -> None:
-    ranks = [rank(r, ("worker",), r, {}, held=(Held("E", "E"),)) for r in range(3)]
+    ranks = [rank(r, ("worker",), r, {}, held=(VariablePiece("E", "E"),)) for r in range(3)]
 
     owners = owners_of(plan_of(ranks, [], variables=(TABLE,)))["E"]
 
