@@ -55,7 +55,7 @@ class Ahead(Generic[Result]):
 
     def end(self) -> None:
         """End the process, whether it is done or not."""
-        self._process.terminate()
+        self._process.kill()  # a handler that was forked with it may keep it from being terminated
         self._process.join()
         self._here.close()
 
