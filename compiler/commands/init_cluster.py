@@ -23,7 +23,7 @@ def init_command(
     output: arguments.NewFile = Path("cluster.json"),
     source: arguments.ClusterSource = "auto",
     devices: arguments.Devices = None,
-    workers: arguments.Workers = None,
+    workers: arguments.WorkersPerHost = None,
     gpus: arguments.Gpus = None,
     gpu_type: arguments.GpuType = None,
     memory: arguments.Memory = "",

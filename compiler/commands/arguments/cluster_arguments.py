@@ -33,7 +33,7 @@ Devices = Annotated[
     Kind | None,
     typer.Option(help="What computes. Left out: GPUs where there are any.", rich_help_panel=panels.CLUSTER),
 ]
-Workers = Annotated[
+WorkersPerHost = Annotated[
     int | None,
     typer.Option(
         min=1, help="Workers on each host's cores, 4 at most by default.", rich_help_panel=panels.CLUSTER
