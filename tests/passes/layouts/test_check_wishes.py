@@ -209,7 +209,7 @@ def check_held(model: str, seed: int) -> int:
             rest = strategy.ops[:number] + strategy.ops[number + 1 :]
             strategy, refused = msgspec.structs.replace(strategy, ops=rest), refused + 1
             if not rest and not strategy.mesh:
-                return refused  # of a draw of one entry, or of such alone, nothing is left
+                return refused  # every entry is, and there is no grid: nothing is left
             continue
         for node, wrong in not_as_asked(analysis, graph, strategy):
             raise AssertionError(f"{node}: {wrong}")
