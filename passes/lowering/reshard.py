@@ -1,7 +1,8 @@
 """Change a tensor's layout. All communication of dense tensors is made here.
 
 partial -> whole     AllReduce (if aggregation was placed here; behind it ops run whole)
-split -> whole       AllGather of pieces as they are; AllGatherRows, the split axis in front
+split -> whole       made of what was gathered; AllGather of pieces as they are; AllGatherRows, the split
+                     axis in front
 partial -> split     ReduceScatter
 whole -> split       made in part, or cut locally (cut_part.py)
 split -> widened     ShiftAhead, ShiftBack (widen.py)
@@ -142,7 +143,8 @@ def _change_axis(lowering: Lowering, tensor: str, target: Layout, change: Layout
         reduces = _all_reduce if isinstance(after, Replicate) else _reduce_scatter
         return reduces(lowering, tensor, target, change)
     if isinstance(before, Split):
-        return _all_gather(lowering, tensor, target, change)
+        joined = lowering.join_locally(tensor, target, change.axis)
+        return joined if joined is not None else _all_gather(lowering, tensor, target, change)
     whole = lowering.need(tensor, change.before)
     if isinstance(after, Split):
         part = lowering.split_locally(tensor, target, change.axis)
