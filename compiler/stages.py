@@ -16,6 +16,7 @@ from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_strategy import name_strategy
 from partc.compiler.planning.price_step import StepPricer
+from partc.compiler.planning.quickest_workers import quickest_first
 from partc.compiler.planning.stage_prices import StagePrices
 from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
 from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
@@ -161,14 +162,16 @@ def write_named_strategy(compilation: Compilation) -> None:
     """Write a strategy that was asked for by name out, as a file could say it. Raises BadUsage."""
     options = compilation.options
     if isinstance(named := options.chosen_strategy(), NamedStrategy):
-        prices = StagePrices(compilation.cluster)
+        analysis, prices = compilation.analysis, StagePrices(compilation.cluster)
+        order = () if named.workers is None else quickest_first(analysis, prices)
         strategy = name_strategy(
-            compilation.analysis,
+            analysis,
             named,
             compilation.worker_hosts,
             options.chosen_batch(),
             prices.node_s,
             prices.sent(named.stages),
+            [analysis.workers[number] for number in order],
         )
         compilation.options = replace(options, strategy=strategy)
 

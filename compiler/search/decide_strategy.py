@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 
 from partc.compiler.compilation import Compilation
@@ -28,7 +29,7 @@ from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.name_what_fits import names_by_need
 from partc.compiler.search.rank_names import NameEstimate, Promise, estimate_names, family_of, in_order
-from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
+from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for, names_of_fewer
 from partc.compiler.settle_options import begin_compilation, fill_sizes
 from partc.cost.assignment.search_strategy import DATA_PARALLEL, TIE, Tried
 from partc.cost.cluster.cluster import Cluster
@@ -41,7 +42,7 @@ from partc.runtime.log import log
 # Names that are priced besides: together of so many nodes, which takes some ten seconds on 48 devices.
 TRIED_NODES = 5_000
 MOST_NAMES = 16
-# Names that are estimated, likewise: of so many nodes, these many at least.
+# Names that are estimated, likewise: of so many nodes, these many at least, and those of fewer workers.
 ESTIMATED_NODES, FEWEST_ESTIMATED = 60_000, 8
 
 Read = Callable[[], TrainingGraph]
@@ -202,7 +203,9 @@ class _Estimated:
 def _begin_estimates(compilation: Compilation, processes: ExitStack) -> Estimates:
     """Return what returns the estimates of names, which a second core begins to make."""
     nodes = max(1, len(compilation.training.graph.nodes))
-    names = list(names_for(compilation.worker_hosts))[: max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes)]
+    hosts = compilation.worker_hosts
+    laid_out = islice(names_for(hosts), max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes))
+    names = list(dict.fromkeys((*laid_out, *names_of_fewer(hosts))))
     known = compilation.analysis.weight_splits
 
     def estimate() -> _Estimated:

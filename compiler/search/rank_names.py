@@ -2,6 +2,7 @@
 
     tensor=K, fsdp, pipeline=K   pipelines (estimate_pipelines.py), these of one stage
     layerwise                    a pipeline of a host's devices
+    workers=K                    a pipeline of one stage, on the quickest workers
     one-weird-trick              data parallelism without sums of dense layers' gradients, whose activations
                                  all workers gather instead
     spatial=K                    data parallelism: as much is computed and summed, and borders are sent
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.name_strategy import MICROBATCHES_PER_STAGE
+from partc.compiler.planning.quickest_workers import quickest_first
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
 from partc.compiler.search.pipelines.step_pipelines import StepPipelines
@@ -95,6 +97,9 @@ def _estimates(first: Compilation, names: Iterable[str]) -> Iterator[NameEstimat
     on_host = hosts.count(hosts[0])
     laid_out = on_host if on_host > 1 and len(hosts) % on_host == 0 else len(hosts)
     estimate = PipelineEstimate(pipelines, laid_out)
+    order = quickest_first(first.analysis, pipelines.prices)
+    is_natural = list(order) == sorted(order)
+    on_quickest = estimate if is_natural else PipelineEstimate(StepPipelines(first, order), laid_out)
     for name in names:
         named = parse_named(name)
         assert named is not None, "a name"
@@ -103,7 +108,8 @@ def _estimates(first: Compilation, names: Iterable[str]) -> Iterator[NameEstimat
         elif "spatial" in named.sizes:
             yield NameEstimate(name, gain=SPATIAL_GAIN)
         elif (pipeline := pipeline_of(pipelines, named)) is not None:
-            yield NameEstimate(name, alone_s=estimate.step_s(pipeline))
+            asked = estimate if named.workers is None else on_quickest
+            yield NameEstimate(name, alone_s=asked.step_s(pipeline))
 
 
 def _one_weird_trick(name: str, pipelines: StepPipelines) -> NameEstimate:
@@ -126,8 +132,13 @@ def family_of(name: str) -> str:
 
 
 def pipeline_of(pipelines: StepPipelines, named: NamedStrategy) -> Pipeline | None:
-    """Return what a name of replicas, shared weights and stages means; None: there are too many stages."""
+    """Return what a name of replicas, shared weights and stages means; None: there are too many stages.
+
+    Of fewer workers it is a pipeline of these alone.
+    """
     space = pipelines.space
+    if named.workers is not None:
+        return Pipeline(named.workers, 1, (), named.microbatches or 1, False)
     if named.divides_layers:
         hosts = len(set(pipelines.first.worker_hosts))
         stages = space.workers // hosts

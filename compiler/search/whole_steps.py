@@ -16,7 +16,7 @@ from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK
+from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK, WORKERS
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.strategy import Strategy
@@ -134,7 +134,7 @@ class WholeSteps:
 
 
 def names_for(hosts: Sequence[str]) -> Iterator[str]:
-    """Yield names of strategies, of each kind one by turns, and then products. `hosts`: of every worker.
+    """Yield names of strategies, of each kind one by turns, products, and fewer workers. `hosts`: of each.
 
     Of degrees, a host's devices come first, then all workers, then the others; of stages, the fewest.
     """
@@ -155,3 +155,11 @@ def names_for(hosts: Sequence[str]) -> Iterator[str]:
         yield from (
             f"{words},tensor={n}" for words in (*["fsdp"] * (n < workers), *(f"pipeline={k}" for k in others))
         )
+    yield from names_of_fewer(hosts)
+
+
+def names_of_fewer(hosts: Sequence[str]) -> list[str]:
+    """Return names by which some workers alone are replicas: one, a host's, whole hosts, and parts of one."""
+    workers, on_host = len(hosts), hosts.count(hosts[0])
+    counts = (n for n in range(1, workers) if on_host % n == 0 or (n % on_host == 0 and workers % n == 0))
+    return [f"{WORKERS}={n}" for n in counts]
