@@ -12,10 +12,9 @@ from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.levels import name_way
 from partc.passes.scheduling.make_program import Program
 from partc.runtime.plan.boxes import rows_box
-from partc.runtime.plan.program import Instruction, Rank, Site, Slice, Start
+from partc.runtime.plan.program import IDLE, Instruction, Rank, Site, Slice, Start
 from partc.runtime.plan.variables import Held
 
-IDLE: Site = "idle"  # of a worker whom no operator was given
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
 Groups = Mapping[str, tuple[tuple[int, ...], ...]]
 

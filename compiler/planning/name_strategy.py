@@ -117,9 +117,7 @@ def _few_workers(named: NamedStrategy, workers: Sequence[str], batch: Batch) -> 
     """Let all ops have the first of the workers as their replicas."""
     devices = tuple(workers[: named.replicas(workers)])
     every = OpConfig("*", devices=devices)
-    return Strategy(
-        MESH_STRATEGY_FORMAT, batch, {}, ops=(every,), microbatches=named.microbatches or 1
-    )
+    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, ops=(every,), microbatches=named.microbatches or 1)
 
 
 def _microbatches(analysis: Analysis, stages: int) -> int:

@@ -32,11 +32,17 @@ from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
 from tests.builders.plans.small_devices import small_devices
 from tests.checks.command_line import done
-from tests.compiler.search.test_name_what_fits import wide_mlp
 
 GLOBAL = Options(batch="global")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MODES = ("allreduce", "ps", "hybrid")
+
+
+@cache
+def wide_mlp() -> onnx.ModelProto:
+    """Return a step of so wide layers that four workers divide them in less time than one computes them."""
+    forward = build_model("mlp", sizes=[512, 1024, 64], batch=8, dtype="float64")
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
 
 
 def compiled(
