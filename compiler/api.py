@@ -31,6 +31,7 @@ from partc.compiler.planning.choose_partitions import (
 )
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
 from partc.compiler.planning.measure_sparsity import measure_sparsity
+from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.compiler.search.name_what_fits import may_share_variables, name_what_fits
 from partc.compiler.search.place_operators import place_operators
@@ -100,6 +101,7 @@ def _compiler_for(
 compile = _compiler_for(Options)
 
 
+@paused_collection()
 def compile_step(
     train: Train,
     cluster: str | Path | Cluster,

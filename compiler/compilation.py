@@ -1,10 +1,12 @@
 """What is known of a compilation so far: every stage reads from it, and adds what it finds."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from partc.compiler.options import Options
 from partc.compiler.output.plan_files import PlanFiles
+from partc.compiler.planning.ahead import Ahead
 from partc.compiler.planning.check_estimate import EstimateSensitivity
 from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.stopwatch import Stopwatch
@@ -61,6 +63,8 @@ class Compilation:
     # the plan
     lowered: LoweredGraph = field(init=False)
     files: PlanFiles = field(init=False)
+    processes: ExitStack = field(init=False)  # which end when the plan is written
+    opening: Ahead[None] | None = None  # segments, on another core
     plan: Plan = field(init=False)
     timeline: Timeline = field(init=False)
     memory: tuple[DeviceMemory, ...] = field(init=False)

@@ -1,11 +1,14 @@
 """The stages of a compilation, one function each; pipeline.py has their order."""
 
 from dataclasses import replace
+from functools import partial
+from types import NoneType
 
 import msgspec
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.output.describe_plan import describe_plan
+from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.planning.asynchronous import make_sessions
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.check_estimate import check_estimate
@@ -318,8 +321,18 @@ def schedule(compilation: Compilation) -> None:
 
 
 def open_segments(compilation: Compilation) -> None:
-    """Open every segment in onnxruntime."""
-    load_segments(compilation.files.folder, compilation.plan)
+    """Open every segment in onnxruntime: on a second core, where there is one, while this one goes on."""
+    job = partial(load_segments, compilation.files.folder, compilation.plan)
+    if is_worthwhile(len(compilation.training.graph.nodes)):
+        compilation.opening = compilation.processes.enter_context(Ahead(job, NoneType))
+    else:
+        job()
+
+
+def await_segments(compilation: Compilation) -> None:
+    """See that all segments were opened. Raises UnsupportedModel."""
+    if compilation.opening is not None:
+        compilation.opening.result()
 
 
 def check_and_simulate(compilation: Compilation) -> None:

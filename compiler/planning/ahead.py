@@ -44,6 +44,11 @@ class Ahead(Generic[Found]):
         self._process.start()
         there.close()
 
+    @property
+    def is_done(self) -> bool:
+        """Tell whether what was to be found is there, or the process has failed."""
+        return self._here.poll()
+
     def result(self) -> Found:
         """Return what was found; where the process was killed, or failed, the job is done here."""
         try:

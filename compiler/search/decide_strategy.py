@@ -12,7 +12,7 @@ Of large graphs a second core estimates names while the first prices data parall
 name; what is priced, and what of it counts, is the same on one core.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, replace
@@ -244,10 +244,52 @@ class _Choice:
             return promise.name
         return None
 
+    def expected(self, least_s: float) -> Iterator[str]:
+        """Yield the names that follow if none of them turns out to be quicker."""
+        ahead = copy(self)
+        while (name := ahead.following(least_s)) is not None:
+            yield name
+
 
 @dataclass(frozen=True)
 class _Found:
     priced: Priced | None
+
+
+class _InTurns:
+    """Prices names by turns with a second core: what is expected next is priced before it is asked for.
+
+    What is not asked for after all is dropped, even where it would be quicker: on one core it is not priced.
+    """
+
+    def __init__(self, price: WholeSteps, is_forked: bool, processes: ExitStack) -> None:
+        self._price, self._is_forked, self._processes = price, is_forked, processes
+        self._here: dict[str, Priced | None] = {}
+        self._ahead: dict[str, Ahead[_Found]] = {}
+
+    def __call__(self, name: str, expected: Sequence[str]) -> Priced | None:
+        """Return a name's price. `expected`: those that follow if it changes nothing."""
+        if not self._is_forked:
+            return self._price(name, name)
+        if name in self._ahead:
+            if not self._ahead[name].is_done:
+                self._price_here(expected[:1])
+            return self._ahead.pop(name).result().priced
+        if name not in self._here:
+            self._begin_next(expected)
+            self._price_here([name])
+        return self._here.pop(name)
+
+    def _price_here(self, names: Iterable[str]) -> None:
+        self._here |= {name: self._price(name, name) for name in names if name not in self._here}
+
+    def _begin_next(self, expected: Iterable[str]) -> None:
+        """Let the second core begin with the next name; what it was to find before is not asked for any more."""
+        self._processes.close()
+        self._ahead = {name: self._begun(name) for name in islice(expected, 1)}
+
+    def _begun(self, name: str) -> Ahead[_Found]:
+        return self._processes.enter_context(Ahead(partial(_found, self._price, name), _Found))
 
 
 def _price_promising(
@@ -255,29 +297,16 @@ def _price_promising(
 ) -> Iterator[Priced]:
     """Yield the prices of each family's best, and of others, that are not estimated to be far slower.
 
-    While one is priced a second core prices the one that is next, unless the first turns out so quick that
-    another is.
     """
     least_s = compilation.compared[0].step_s
     choice = _Choice(in_order(estimates, least_s), _count_tried(compilation))
-    is_forked = is_worthwhile(len(compilation.training.graph.nodes))
     with ExitStack() as processes:
-        ahead: dict[str, Ahead[_Found]] = {}
+        in_turns = _InTurns(price, is_worthwhile(len(compilation.training.graph.nodes)), processes)
         while (name := choice.following(least_s)) is not None:
-            if name in ahead:
-                priced = ahead.pop(name).result().priced
-            else:
-                processes.close()  # what is not asked for any more
-                following = copy(choice).following(least_s) if is_forked else None
-                ahead = {} if following is None else {following: _price_ahead(price, following, processes)}
-                priced = price(name, name)
+            priced = in_turns(name, list(choice.expected(least_s)))
             if priced is not None:
                 least_s = min(least_s, priced.step_s)
                 yield priced
-
-
-def _price_ahead(price: WholeSteps, name: str, processes: ExitStack) -> Ahead[_Found]:
-    return processes.enter_context(Ahead(partial(_found, price, name), _Found))
 
 
 def _found(price: WholeSteps, name: str) -> _Found:
