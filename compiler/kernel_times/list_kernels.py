@@ -9,7 +9,6 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, LOWERING, run
 from partc.compiler.planning.build_plan import build_plan
-from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.simulation.roofline import CountedWork, work_s
@@ -86,6 +85,8 @@ def _decided(training: TrainingGraph, cluster: Cluster, options: Options) -> Com
 
 def _work_of_parts(first: Compilation) -> Iterable[Work]:
     """Return what operator groups do under all the splits that they have, and updates of what is kept so."""
+    from partc.compiler.search.operators.own_space import OwnSpace  # which needs numba
+
     own = OwnSpace.of(first)
     if own is None:
         return ()

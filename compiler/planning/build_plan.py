@@ -12,7 +12,7 @@ from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, d
 from partc.compiler.planning.price_messages import MessagePrices
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
-from partc.cost.simulation.measured_kernels import NO_TIMES, prices_sha256
+from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes, prices_sha256
 from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
@@ -52,14 +52,15 @@ def build_plan(
     cluster: Cluster,
     sizes: Mapping[str, int],
     files: PlanFiles | None,
+    times: KernelTimes | None = None,
 ) -> Plan:
     """Schedule, bucket and cut the step; describe every rank. Writes segments into the folder.
 
     `sizes`: a value for every symbolic size. `files` None: nothing is written, and the plan is good for being
-    simulated alone.
+    simulated alone: with these `times` of kernels, or with any.
     """
     rows = owned_rows(strategy, cluster)
-    program, recomputed = _make_program(analysis, lowered, strategy, rows, cluster, files)
+    program, recomputed = _make_program(analysis, lowered, strategy, rows, cluster, files, times)
     groups = describe_groups(cluster, lowered, program.instructions)
     training = analysis.training
     return Plan(
@@ -129,6 +130,7 @@ def _make_program(
     rows: OwnedRows,
     cluster: Cluster,
     files: PlanFiles | None,
+    times: KernelTimes | None,
 ) -> tuple[Program, Recomputed | None]:
     is_limited = strategy.recompute_bytes is not None
     if is_limited and lowered.meshes.microbatches == 1:  # else what both ways read is read all the time
@@ -157,7 +159,7 @@ def _make_program(
             repeated = search.repeated
         after_bytes = search.most_bytes(turns)
         recomputed = Recomputed(limit_bytes, before_bytes, after_bytes, len(search.nodes), search.flops)
-    writer = _segment_writer(analysis, lowered, cluster, turns, files)
+    writer = _segment_writer(analysis, lowered, cluster, turns, files, times)
     late = gathered if is_limited else ()
     return ProgramMaker(lowered, turns, repeated, _host_grid(cluster), writer, late).make(), recomputed
 
@@ -247,13 +249,15 @@ def _segment_writer(
     cluster: Cluster,
     turns: Sequence[Turn],
     files: PlanFiles | None,
+    times: KernelTimes | None,
 ) -> SegmentWriter | SegmentOutliner:
     opset = analysis.training.opset
     own = sum_rows_function(opset)  # pushed slices are summed in graphs that sum none themselves too
     functions = {function.name: function for function in (own, *analysis.training.functions)}
     functions |= lowered.functions
     if files is None:
-        return SegmentOutliner(functions, dict(lowered.shapes))
+        names_kernels = times is None or bool(times.seconds)
+        return SegmentOutliner(functions, dict(lowered.shapes), names_kernels=names_kernels)
     chunks = {id(turn.item): turn.item for turn in turns if isinstance(turn.item, Chunk)}
     most = sum(1 + bool(chunk.sums) for chunk in chunks.values())
     titler = SegmentTitler(analysis, lowered, ranks_at_sites(cluster, lowered.meshes), most)

@@ -76,8 +76,13 @@ def describe_ranks(
             for rank in members:
                 numbers.setdefault(rank, {})[name] = number
     servers = {rank: position for position, rank in enumerate(groups["servers"][0])}
+    whole = {
+        state.value: Held(state.variable, state.value, None)
+        for state in lowered.states
+        if lowered.meanings[state.value][1].is_whole
+    }
     return tuple(
-        _Describer(training, lowered, program, rows, placed, servers.get(placed.rank)).describe(
+        _Describer(training, lowered, program, rows, placed, servers.get(placed.rank), whole).describe(
             numbers[placed.rank]
         )
         for placed in ranks_of(cluster)
@@ -102,6 +107,7 @@ class _Describer:
         rows: OwnedRows,
         placed: ClusterRank,
         server: int | None,
+        whole: Mapping[str, Held],
     ) -> None:
         self._training = training
         self._lowered = lowered
@@ -109,6 +115,7 @@ class _Describer:
         self._rows = rows
         self._placed = placed
         self._server = server
+        self._whole = whole  # what ranks keep whole, by value: alike on all
         self._places: dict[Site, tuple[int, ...]] = {}
         self._sites = placed.sites
         self._replica: int | None = None
@@ -134,7 +141,11 @@ class _Describer:
             groups=groups,
             constants=self._constants(),
             slices=self._slices(),
-            held=tuple(self._hold(state) for state in self._lowered.states if state.site in self._sites),
+            held=tuple(
+                self._whole.get(state.value) or self._hold(state)
+                for state in self._lowered.states
+                if state.site in self._sites
+            ),
         )
 
     def _constants(self) -> dict[str, tuple[int, ...]]:

@@ -131,6 +131,7 @@ class StepPricer:
         strategy = self._options.complete(strategy)
         expected = expect_rows(facts, strategy, self._cluster)
         lowered = lower_step(self._analysis, strategy, expected, self._options.asynchronous)
-        plan = build_plan(self._analysis, lowered, strategy, self._cluster, self._options.sizes, None)
+        sizes, times = self._options.sizes, self._options.times
+        plan = build_plan(self._analysis, lowered, strategy, self._cluster, sizes, None, times)
         check_memory(plan, self._cluster)
-        return simulate(plan, self._cluster, Measured(kernels=self._options.times)).step_s, lowered
+        return simulate(plan, self._cluster, Measured(kernels=times)).step_s, lowered

@@ -284,7 +284,7 @@ class _InTurns:
         self._here |= {name: self._price(name, name) for name in names if name not in self._here}
 
     def _begin_next(self, expected: Iterable[str]) -> None:
-        """Let the second core begin with the next name; what it was to find before is not asked for any more."""
+        """Let the second core begin with the next name; what it was to find before is not asked for."""
         self._processes.close()
         self._ahead = {name: self._begun(name) for name in islice(expected, 1)}
 
@@ -295,9 +295,7 @@ class _InTurns:
 def _price_promising(
     compilation: Compilation, price: WholeSteps, estimates: Sequence[NameEstimate]
 ) -> Iterator[Priced]:
-    """Yield the prices of each family's best, and of others, that are not estimated to be far slower.
-
-    """
+    """Yield the prices of each family's best, and of others, that are not estimated to be far slower."""
     least_s = compilation.compared[0].step_s
     choice = _Choice(in_order(estimates, least_s), _count_tried(compilation))
     with ExitStack() as processes:

@@ -91,12 +91,12 @@ class WholeSteps:
         self._analyse(compilation)
         self._note_first(compilation)
         run((CHOICE, LOWERING), compilation)
-        measured = Measured(kernels=compilation.options.times)
-        chosen, sizes = compilation.strategy, compilation.options.sizes
-        plan = build_plan(compilation.analysis, compilation.lowered, chosen, self.cluster, sizes, None)
+        times, sizes = compilation.options.times, compilation.options.sizes
+        analysis, lowered, chosen = compilation.analysis, compilation.lowered, compilation.strategy
+        plan = build_plan(analysis, lowered, chosen, self.cluster, sizes, None, times)
         check_memory(plan, self.cluster)
         self.priced += 1
-        priced = Priced(name, chosen, simulate(plan, self.cluster, measured).step_s)
+        priced = Priced(name, chosen, simulate(plan, self.cluster, Measured(kernels=times)).step_s)
         if self._quickest is None or priced.step_s < self._quickest[0].step_s:
             self._quickest = priced, compilation
         return priced

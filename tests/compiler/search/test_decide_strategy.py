@@ -104,9 +104,13 @@ def test_a_second_core_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     helped = compiled(step, cluster, tmp_path / "helped", "auto")
 
-    assert len(set(begun)) == 3  # estimates, ways and names
+    assert len(set(begun)) == 5  # estimates, ways, names, segments to be opened, and the report's graph
     assert alone.compared == helped.compared
-    files = [{p.name: p.read_bytes() for p in (tmp_path / n).rglob("*.onnx")} for n in ("alone", "helped")]
+    kinds = ("*.onnx", "report.html")
+    files = [
+        {p.name: p.read_bytes() for kind in kinds for p in (tmp_path / n).rglob(kind)}
+        for n in ("alone", "helped")
+    ]
     assert files[0] and files[0] == files[1]
     assert alone.plan.instructions == helped.plan.instructions
 
