@@ -48,6 +48,7 @@ class Compilation:
     shares_graph: bool = False  # its graph is another's as well: it is copied before it is written anew
 
     # the decisions
+    meanwhile: Callable[[float], None] | None = None  # what a spare core is given, by the least step so far
     facts: tuple[SyncFacts, ...] = field(init=False)
     partitions: PartitionSearch | None = None  # if it was asked for
     price: StepPricer = field(init=False)

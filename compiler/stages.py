@@ -227,7 +227,11 @@ def choose_partitions(compilation: Compilation) -> None:
 def choose_synchronisation(compilation: Compilation) -> None:
     """Choose a strategy by the simulated time of whole steps."""
     compilation.price = StepPricer(
-        compilation.analysis, compilation.facts, compilation.machines, compilation.options
+        compilation.analysis,
+        compilation.facts,
+        compilation.machines,
+        compilation.options,
+        compilation.meanwhile,
     )
     partitions = compilation.partitions.chosen if compilation.partitions else None
     try:

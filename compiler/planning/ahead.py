@@ -47,7 +47,7 @@ class Ahead(Generic[Found]):
     @property
     def is_done(self) -> bool:
         """Tell whether what was to be found is there, or the process has failed."""
-        return self._here.poll()
+        return self._here.closed or self._here.poll()
 
     def result(self) -> Found:
         """Return what was found; where the process was killed, or failed, the job is done here."""

@@ -5,6 +5,7 @@
 This is the plan that would be compiled, so its time is the one that a compilation predicts, to the last bit.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -44,11 +45,20 @@ class _Seconds:
 
 
 class StepPricer:
-    """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next."""
+    """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next.
+
+    `meanwhile` is given the least seconds so far when a second core has nothing to do.
+    """
 
     def __init__(
-        self, analysis: Analysis, facts: tuple[SyncFacts, ...], cluster: Cluster, options: Options
+        self,
+        analysis: Analysis,
+        facts: tuple[SyncFacts, ...],
+        cluster: Cluster,
+        options: Options,
+        meanwhile: Callable[[float], None] | None = None,
     ) -> None:
+        self._meanwhile = meanwhile
         self._analysis = analysis
         self._facts = facts
         self._cluster = cluster
@@ -86,7 +96,11 @@ class StepPricer:
 
     def expect(self, strategy: Strategy | None) -> None:
         """Begin to price what will be asked after the next, if there is a core for it. None: nothing will."""
-        if strategy is None or any(expected == strategy for expected, _ in self._expected):
+        if strategy is None:
+            if self._meanwhile is not None and self._quickest is not None:
+                self._meanwhile(self._quickest[0])
+            return
+        if any(expected == strategy for expected, _ in self._expected):
             return
         if is_worthwhile(len(self._analysis.training.graph.nodes)):
             self._expected.append((strategy, Ahead(partial(self._seconds, strategy), _Seconds)))

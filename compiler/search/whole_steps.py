@@ -77,6 +77,7 @@ class WholeSteps:
             compilation = self._begin(replace(self.options, strategy=priced.name))
             self._analyse(compilation)
             run((CHOICE, LOWERING), compilation)
+            self._quickest = priced, compilation
             return compilation
         compilation = self._quickest[1]
         if compilation.lowered.has_grown:
