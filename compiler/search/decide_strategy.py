@@ -91,7 +91,7 @@ def _decide(
             has_names = not compilation.analysis.per_replica and compilation.workers > 1
             if has_names:
                 names = _Names(compilation, _price_of_names(compilation, read), processes)
-                compilation.meanwhile = names.begin_first
+                compilation.meanwhile = names.begin
             run((CHOICE,), compilation)
             if not has_names:
                 run(phases[cut + 1 :], compilation)
@@ -215,12 +215,10 @@ class _Names:
         self._in_turns = PriceInTurns(price, self._ahead is not None)
         processes.callback(self._in_turns.end)
 
-    def begin_first(self, least_s: float) -> None:
-        """Let a core that has nothing else to do begin with the first name, if it is known by now."""
+    def begin(self, least_s: float) -> None:
+        """Let a core that has nothing else to do begin with a name, if their order is known by now."""
         if self._ahead is not None and self._ahead.is_done:
-            name = self._choice(least_s).following(least_s)
-            if name is not None:
-                self._in_turns.begin(name)
+            self._in_turns.begin(list(self._choice(least_s).expected(least_s)))
 
     def priced(self) -> Iterator[Priced]:
         """Yield the prices of each family's best, and of others, that are not estimated to be far slower."""

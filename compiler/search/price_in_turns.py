@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from partc.compiler.planning.ahead import Ahead
 from partc.compiler.search.rank_names import Promise, family_of
@@ -81,18 +80,22 @@ class PriceInTurns:
             self._price_here([name])
         return self._here.pop(name)
 
-    def begin(self, name: str) -> None:
-        """Let the second core begin with a name that is likely to be the first."""
+    def begin(self, expected: Sequence[str]) -> None:
+        """Let the second core begin with the second name: the first is the one that is most likely taken,
+        and what this core prices is ready to be compiled.
+        """
         if self._is_forked and not self._ahead:
-            self._begin_next([name])
+            self._begin_next(expected[1:] or expected)
 
     def _price_here(self, names: Iterable[str]) -> None:
         self._here |= {name: self._price(name, name) for name in names if name not in self._here}
 
     def _begin_next(self, expected: Iterable[str]) -> None:
         """Let the second core begin with the next name; what it was to find before is not asked for."""
-        self._processes.close()
-        self._ahead = {name: self._begun(name) for name in islice(expected, 1)}
+        name = next(iter(expected), None)
+        if name is None or name not in self._ahead:
+            self._processes.close()
+            self._ahead = {} if name is None else {name: self._begun(name)}
 
     def _begun(self, name: str) -> Ahead[_Found]:
         return self._processes.enter_context(Ahead(partial(_found, self._price, name), _Found))
