@@ -8,6 +8,7 @@ from partc.compiler.options import Options
 from partc.compiler.output.plan_files import PlanFiles
 from partc.compiler.planning.ahead import Ahead
 from partc.compiler.planning.check_estimate import EstimateSensitivity
+from partc.compiler.planning.order_step import OrderedStep
 from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.stopwatch import Stopwatch
 from partc.cost.assignment.partitions import PartitionSearch
@@ -63,6 +64,7 @@ class Compilation:
 
     # the plan
     lowered: LoweredGraph = field(init=False)
+    ordered: OrderedStep | None = None  # of the lowered graph
     files: PlanFiles = field(init=False)
     processes: ExitStack = field(init=False)  # which end when the plan is written
     opening: Ahead[None] | None = None  # segments, on another core

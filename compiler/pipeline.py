@@ -53,6 +53,7 @@ CHOICE = PipelinePhase(
 ROW_ESTIMATE = PipelinePhase("check the row estimate", (stages.check_row_estimate,))
 LOWERING = PipelinePhase("lay out and lower", (stages.lower,))
 LOWERING_AS_DECIDED = PipelinePhase("lay out and lower", (stages.lower_as_decided,))
+ORDER = PipelinePhase("order", (stages.order,))
 SCHEDULE = PipelinePhase("schedule and write", (stages.schedule,))
 CHECKS = (
     PipelinePhase("load segments", (stages.open_segments,)),

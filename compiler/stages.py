@@ -18,6 +18,7 @@ from partc.compiler.planning.explain_stages import explain_stages
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_strategy import name_strategy
+from partc.compiler.planning.order_step import order_step
 from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.quickest_workers import quickest_first
 from partc.compiler.planning.stage_prices import StagePrices
@@ -290,12 +291,12 @@ def _choose(
 
 def lower(compilation: Compilation) -> None:
     """Make the distributed step, unless pricing has made it."""
-    lowered = compilation.price.lowered(compilation.strategy)
-    if lowered is None:
+    ordered = compilation.price.ordered(compilation.strategy)
+    if ordered is None:
         compilation.expected = expect_rows(compilation.facts, compilation.strategy, compilation.machines)
         lower_as_decided(compilation)
     else:
-        compilation.lowered = lowered
+        compilation.lowered, compilation.ordered = ordered.lowered, ordered
 
 
 def lower_as_decided(compilation: Compilation) -> None:
@@ -305,15 +306,23 @@ def lower_as_decided(compilation: Compilation) -> None:
     )
 
 
+def order(compilation: Compilation) -> None:
+    """Order what ranks do in the distributed step, unless pricing has."""
+    if compilation.ordered is None:
+        analysis, machines = compilation.analysis, compilation.machines
+        compilation.ordered = order_step(analysis, compilation.lowered, compilation.strategy, machines)
+
+
 def schedule(compilation: Compilation) -> None:
-    """Schedule the distributed step, and write its segments."""
-    sizes = compilation.options.sizes
+    """Cut the distributed step into segments, and write them."""
+    order(compilation)
+    assert compilation.ordered is not None, "it was ordered"
     plan = build_plan(
         compilation.analysis,
-        compilation.lowered,
+        compilation.ordered,
         compilation.strategy,
         compilation.machines,
-        sizes,
+        compilation.options.sizes,
         compilation.files,
     )
     if compilation.options.asynchronous:

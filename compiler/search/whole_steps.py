@@ -11,7 +11,7 @@ from statistics import median
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
-from partc.compiler.pipeline import ANALYSE, CHOICE, LOWERING, LOWERING_AS_DECIDED, run
+from partc.compiler.pipeline import ANALYSE, CHOICE, LOWERING, ORDER, run
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.settle_options import begin_compilation
@@ -79,10 +79,7 @@ class WholeSteps:
             run((CHOICE, LOWERING), compilation)
             self._quickest = priced, compilation
             return compilation
-        compilation = self._quickest[1]
-        if compilation.lowered.has_grown:
-            run((LOWERING_AS_DECIDED,), compilation)
-        return compilation
+        return self._quickest[1]
 
     @paused_collection()
     def _price(self, name: str, strategy: str | Strategy) -> Priced | None:
@@ -91,10 +88,11 @@ class WholeSteps:
             return None  # it would train on another total batch
         self._analyse(compilation)
         self._note_first(compilation)
-        run((CHOICE, LOWERING), compilation)
+        run((CHOICE, LOWERING, ORDER), compilation)
+        assert compilation.ordered is not None, "it was ordered"
         times, sizes = compilation.options.times, compilation.options.sizes
-        analysis, lowered, chosen = compilation.analysis, compilation.lowered, compilation.strategy
-        plan = build_plan(analysis, lowered, chosen, self.cluster, sizes, None, times)
+        analysis, ordered, chosen = compilation.analysis, compilation.ordered, compilation.strategy
+        plan = build_plan(analysis, ordered, chosen, self.cluster, sizes, None, times)
         check_memory(plan, self.cluster)
         self.priced += 1
         priced = Priced(name, chosen, simulate(plan, self.cluster, Measured(kernels=times)).step_s)
