@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from partc.compiler.planning.ahead import Ahead
 from partc.compiler.search.rank_names import Promise, family_of
@@ -72,8 +73,9 @@ class PriceInTurns:
         if name in self._ahead:
             if not self._ahead[name].is_done:
                 self._price_here(expected[:1])
-            if best is not None and not self._ahead[name].is_done:
-                self._price.compilation_of(best)
+            known = [each for each in (best, *self._here.values()) if each is not None]
+            if known and not self._ahead[name].is_done:
+                self._price.compilation_of(min(known, key=attrgetter("step_s")))
             return self._ahead.pop(name).result().priced
         if name not in self._here:
             self._begin_next(expected)
