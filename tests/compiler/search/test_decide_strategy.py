@@ -220,7 +220,17 @@ def test_the_command_line_says_what_was_compared(tmp_path: Path) -> None:
 
 LARGER: dict[str, tuple[dict[str, int], str]] = {
     "lm": ({"vocab": 500, "embedding": 32, "cells": 64, "projection": 32, "steps": 4, "samples": 64}, "loss"),
-    "nmt": ({"source_vocab": 200, "target_vocab": 160, "cells": 16, "embedding": 16}, "loss"),
+    "nmt": (
+        {
+            "source_vocab": 200,
+            "target_vocab": 160,
+            "cells": 16,
+            "embedding": 16,
+            "source_steps": 3,
+            "target_steps": 3,
+        },
+        "loss",
+    ),
     "flexflow_nmt": (
         {"source_vocab": 200, "target_vocab": 160, "embedding": 32, "cells": 32, "layers": 1, "steps": 2},
         "loss",
