@@ -13,6 +13,7 @@ least, by which it may be left out: estimates are off by a factor, data parallel
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import log2
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.name_strategy import MICROBATCHES_PER_STAGE
@@ -32,6 +33,8 @@ FAR_SLOWER = 1.5
 # Of 42 numbers of workers of seven models estimates were 0.2 to 1.1 times the plan's step, and of one weird
 # trick of eleven 0.2 to 0.9 times.
 DOUBT_OF_REPLICAS = 1.25
+# What twice as many workers must promise at least, for estimates know nothing of how many messages there are.
+A_DOUBLING = 0.01
 # What one-weird-trick saves, at most, of the seconds of the sums that it does without: these hold up others.
 # Of AlexNet it was 2.003.
 MOST_SAVED = 2.1
@@ -117,7 +120,8 @@ def _estimates(first: Compilation, names: Iterable[str]) -> Iterator[NameEstimat
             yield NameEstimate(name, gain=SPATIAL_GAIN)
         elif named.workers is not None:
             alone_s = on_quickest.replicas_s(named.workers, named.microbatches or 1)
-            yield NameEstimate(name, alone_s=alone_s, doubt=DOUBT_OF_REPLICAS)
+            meeting = 1 + A_DOUBLING * log2(named.workers)
+            yield NameEstimate(name, alone_s=alone_s * meeting, doubt=DOUBT_OF_REPLICAS)
         elif (pipeline := pipeline_of(pipelines, named)) is not None:
             yield NameEstimate(name, alone_s=estimate.step_s(pipeline))
 
