@@ -59,7 +59,7 @@ def _found_elsewhere(jobs: Sequence[Job], count: int) -> Iterator[tuple[int, Pri
                     open_pipes.remove(here)
     finally:
         for process in processes:
-            process.terminate()
+            process.kill()
             process.join()
 
 

@@ -60,7 +60,7 @@ class Ahead(Generic[Found]):
 
     def end(self) -> None:
         """End the process, whether it is done or not."""
-        self._process.kill()  # SIGTERM gets lost while a process that has just begun still has our handler
+        self._process.kill()  # a handler that was forked with it may keep it from being terminated
         self._process.join()
         self._here.close()
 

@@ -12,7 +12,6 @@ from functools import partial
 from partc.compiler.planning.describe_ranks import OwnedRows
 from partc.compiler.planning.price_messages import MessagePrices
 from partc.cost.cluster.cluster import Cluster, ranks_of
-from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
@@ -30,7 +29,13 @@ from partc.passes.scheduling.bucket_communications import (
 )
 from partc.passes.scheduling.divide_pieces import BucketPiece, divide_pieces
 from partc.passes.scheduling.join_sums import join_sums
-from partc.passes.scheduling.order_by_time import lead_first, order_by_time, ready_slots, step_s
+from partc.passes.scheduling.order_by_time import (
+    lead_first,
+    order_by_time,
+    orders_differ,
+    ready_slots,
+    step_s,
+)
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
 from partc.passes.scheduling.schedule import Communication, Item, schedule
@@ -127,7 +132,7 @@ def _in_order(
         limit_bytes=bucket_bytes(cluster),
     )
     join_sums(lowered, in_buckets, position_of, MessagePrices(lowered, cluster, _slowest_link(cluster)))
-    has_times = len(lowered.meshes.each) > 1 and find_repeated(lowered).count == 1
+    has_times = orders_differ(lowered)
     buckets = in_buckets(lowered)
     timed = in_buckets(lowered, slots=ready_slots(lowered, position_of, seconds)) if has_times else {}
     position_of |= divide_pieces(lowered, _divided_pieces(buckets), position_of)
@@ -164,18 +169,20 @@ def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[BucketP
 
 
 def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], float]:
-    """Return what tells the seconds of an item: on the first worker, or over the slowest link."""
+    """Return what tells the seconds of an item: on the first worker, or on links."""
     worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
-    slowest_bytes_per_s = _slowest_link(cluster)
+    message_s = MessagePrices(lowered, cluster, _slowest_link(cluster))
 
     def seconds(item: Item) -> float:
-        values = [tensor.name for node in item.nodes for tensor in node.outputs]
-        nbytes = sum(lowered.nbytes.get(value, 0) for value in values)
         if isinstance(item, Communication):
-            return PER_COMMUNICATION_S + nbytes / slowest_bytes_per_s
-        read = sum(lowered.nbytes.get(tensor.name, 0) for node in item.nodes for tensor in node.inputs)
+            return message_s(item)
+        nbytes = sum(
+            lowered.nbytes.get(tensor.name, 0)
+            for node in item.nodes
+            for tensor in (*node.inputs, *node.outputs)
+        )
         flops = sum(lowered.flops.get(node.name, 0) for node in item.nodes)
-        return node_s(flops, nbytes + read, worker, cluster)
+        return node_s(flops, nbytes, worker, cluster)
 
     return seconds
 

@@ -1,14 +1,20 @@
-"""Put the step in the order of a simulated one, where operators have meshes of their own.
+"""Put the step in the order of a simulated one, where work waits for messages that others wait for as well.
 
     two layers of a recurrence on two devices, three steps of it
 
     by waves   device 0  a1 a2 a3 .  .  .         by time   device 0  a1 a2 a3 .
                device 1  .  .  .  b1 b2 b3                  device 1  .  b1 b2 b3
 
+    of one mesh, in parts
+
+    by waves   compute  dx  dW  .  .  dx' dW'       by time   compute  dx  dW  dx' dW'
+               send     .   .   sum(dx)                       send     .   sum(dx)
+
 Each node takes the workers of its mesh as soon as they are free, of those ready the first of the original
 graph (list scheduling: Graham 1969, "Bounds on multiprocessing timing anomalies"). Nodes that follow each
 other on a mesh are one segment, up to where one waits for a message that the segment's beginning does not,
-or where what they made is worth being sent.
+or where what they made is worth being sent: it is large, another mesh waits for it, or enough is computed
+while it is under way.
 
 In the order of the graph, what others wait for is made, and sent, before what nobody waits for:
 
@@ -20,14 +26,17 @@ Messages of a rank go one after the other, so that dx would wait for dW's sum.
 """
 
 import heapq
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import onnx_graphsurgeon as gs
 
 from partc.cost.cluster.profiles import CPU_START_S
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
+from partc.passes.microbatches.find_repeated import find_repeated
 from partc.passes.scheduling.bucket_communications import Bucket, communications_ahead
 from partc.passes.scheduling.schedule import SMALL_BYTES, Chunk, Communication, Item, late_nodes, messages_of
 from partc.runtime.plan.program import Site
@@ -35,13 +44,13 @@ from partc.runtime.plan.program import Site
 SLOT_S = 500e-6  # of messages that are ready in one, none begins before the others: one segment's worth
 
 Seconds = Callable[[Item], float]
-Workers = Mapping[Site, Sequence[object]]  # mesh -> who computes there
+Takes = Callable[[Item], tuple[object, ...]]  # what is not free for other items meanwhile
 
 
 def ready_slots(lowered: LoweredGraph, position_of: Mapping[str, int], seconds: Seconds) -> dict[str, int]:
     """Return for each communication between meshes a number: those that are ready together have the same."""
     items = _single_items(lowered, {}, position_of)
-    times = simulate_items(items, workers_of(lowered), seconds)
+    times = simulate_items(items, Workers(lowered), seconds)
     return {
         item.nodes[0].name: int(time.begin_s / SLOT_S)
         for item, time in zip(items, times, strict=True)
@@ -54,27 +63,54 @@ def order_by_time(
 ) -> list[Item]:
     """Return segments and messages in order. `position_of`: lowered node -> place in the original."""
     items = _single_items(lowered, buckets, position_of)
-    times = simulate_items(items, workers_of(lowered), seconds)
-    joiner = _Joiner(lowered, zip(items, times, strict=True))
+    times = simulate_items(items, Workers(lowered), seconds)
+    joiner = _Joiner(lowered, list(zip(items, times, strict=True)))
     for number in sorted(range(len(items)), key=lambda number: (times[number].begin_s, number)):
         joiner.add(items[number], times[number].begin_s)
     return joiner.finish()
 
 
 def step_s(items: Sequence[Item], lowered: LoweredGraph, seconds: Seconds) -> float:
-    """Return how long segments and messages take, in their order, if links are never shared."""
+    """Return how long segments and messages take, in their order, messages of a worker one by one."""
 
     def whole(item: Item) -> float:
         if isinstance(item, Communication):
             return seconds(item)
         return CPU_START_S + sum(seconds(Chunk(item.site, [node])) for node in item.nodes)
 
-    return max((time.end_s for time in simulate_items(items, workers_of(lowered), whole)), default=0.0)
+    times = simulate_items(items, Workers(lowered, one_by_one=True), whole)
+    return max((time.end_s for time in times), default=0.0)
 
 
-def workers_of(lowered: LoweredGraph) -> Workers:
-    """Return who computes at each site: meshes may share workers."""
-    return {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": ("server",)}
+def orders_differ(lowered: LoweredGraph) -> bool:
+    """Tell whether an order by time may be another than that of waves: messages wait for messages.
+
+    Micro-batches have an order of their own, and so has what servers hold.
+    """
+    if find_repeated(lowered).count > 1:
+        return False
+    if len(lowered.meshes.each) > 1:
+        return True
+    ahead = communications_ahead(lowered)
+    is_awaited = any(ahead[node.name] for node in lowered.nodes if is_communication(node))
+    return is_awaited and "server" not in lowered.site_of.values()
+
+
+class Workers:
+    """Who is busy with an item: a mesh's workers compute, meshes may share them; a message takes wires."""
+
+    def __init__(self, lowered: LoweredGraph, one_by_one: bool = False) -> None:
+        self._workers = {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": ("server",)}
+        self._one_by_one = one_by_one  # messages of a worker; else all go at once
+
+    def __call__(self, item: Item) -> tuple[object, ...]:
+        """Return what the item takes."""
+        if isinstance(item, Chunk):
+            return self._workers[item.site]
+        if not self._one_by_one:
+            return ()
+        sites = {node.attrs[end] for node in item.nodes for end in ("site", "to") if end in node.attrs}
+        return tuple(sorted({("wire", worker) for site in sites for worker in self._workers[site]}))
 
 
 def _crosses(message: Communication) -> bool:
@@ -128,18 +164,18 @@ class _Queue:
         return heapq.heappop(self.ready)
 
 
-def simulate_items(items: Sequence[Item], workers: Workers, seconds: Seconds) -> list[Time]:
+def simulate_items(items: Sequence[Item], takes: Takes, seconds: Seconds) -> list[Time]:
     """Return the time of each item: one that stands further ahead comes first, where both are ready."""
     missing, after = _dependencies(items)
-    queues: dict[Site, _Queue] = defaultdict(_Queue)
+    queues: dict[tuple[object, ...], _Queue] = defaultdict(_Queue)  # by what its items take
     free_s: dict[object, float] = defaultdict(float)
     ready_s = [0.0 for _ in items]
     times: dict[int, Time] = {}
 
     def arrive(number: int) -> None:
-        item = items[number]
-        if isinstance(item, Chunk):
-            heapq.heappush(queues[item.site].coming, (ready_s[number], number))
+        taken = takes(items[number])
+        if taken:
+            heapq.heappush(queues[taken].coming, (ready_s[number], number))
         else:
             run(number, ready_s[number])
 
@@ -153,13 +189,14 @@ def simulate_items(items: Sequence[Item], workers: Workers, seconds: Seconds) ->
 
     for number in [number for number, count in enumerate(missing) if not count]:
         arrive(number)
-    while waiting := {site: queue for site, queue in queues.items() if queue.ready or queue.coming}:
-        begin_s, site = min(
-            (queue.next_s(max(free_s[worker] for worker in workers[site])), site)
-            for site, queue in waiting.items()
+    while waiting := [(taken, queue) for taken, queue in queues.items() if queue.ready or queue.coming]:
+        begin_s, place = min(
+            (queue.next_s(max(free_s[one] for one in taken)), place)
+            for place, (taken, queue) in enumerate(waiting)
         )
-        number = queues[site].take(begin_s)
-        free_s.update(dict.fromkeys(workers[site], begin_s + seconds(items[number])))
+        taken, queue = waiting[place]
+        number = queue.take(begin_s)
+        free_s.update(dict.fromkeys(taken, begin_s + seconds(items[number])))
         run(number, begin_s)
     assert len(times) == len(items), "items wait for each other"
     return [times[number] for number in range(len(items))]
@@ -189,10 +226,33 @@ class _Open:
     nodes: list[gs.Node] = field(default_factory=list)
 
 
+class _Busy:
+    """How long a mesh computes within any time."""
+
+    def __init__(self, items: Sequence[tuple[Item, Time]], site: Site) -> None:
+        times = sorted(
+            (time.begin_s, time.end_s)
+            for item, time in items
+            if isinstance(item, Chunk) and item.site == site
+        )
+        self._begins_s = [begin_s for begin_s, _ in times]
+        self._ends_s = [end_s for _, end_s in times]
+        self._before_s = [0.0, *accumulate(end_s - begin_s for begin_s, end_s in times)]
+
+    def between(self, begin_s: float, end_s: float) -> float:
+        """Return how long it computes between two moments."""
+        return self._until(end_s) - self._until(begin_s)
+
+    def _until(self, at_s: float) -> float:
+        count = bisect_left(self._begins_s, at_s)
+        over_s = max(0.0, self._ends_s[count - 1] - at_s) if count else 0.0
+        return self._before_s[count] - over_s
+
+
 class _Joiner:
     """Joins nodes, in the order in which they begin, into segments between the messages."""
 
-    def __init__(self, lowered: LoweredGraph, items: Iterable[tuple[Item, Time]]) -> None:
+    def __init__(self, lowered: LoweredGraph, items: Sequence[tuple[Item, Time]]) -> None:
         self._site_of = lowered.site_of
         self._items: list[Item] = []
         self._open: dict[Site, _Open] = {}
@@ -204,6 +264,7 @@ class _Joiner:
             if isinstance(item, Communication):
                 self._bringer.update(dict.fromkeys(item.writes, item))
                 self._arrives_s[id(item)] = time.end_s
+        self._busy = {site: _Busy(items, site) for site in set(lowered.site_of.values())}
         self._held: list[Communication] = []  # ready, but not worth the end of a segment
         self._sent: set[int] = set()
 
@@ -216,8 +277,10 @@ class _Joiner:
             self._add_late(value, begin_s)
         makers = self._makers(item)
         is_large = item.bucket is not None and item.bucket.nbytes >= SMALL_BYTES
-        is_worth = _crosses(item) and any(begin_s - self._open[site].begin_s >= SLOT_S for site in makers)
-        if not makers or is_large or is_worth:
+        is_awaited = _crosses(item) and any(begin_s - self._open[site].begin_s >= SLOT_S for site in makers)
+        end_s = self._arrives_s[id(item)]
+        is_hidden = any(self._busy[site].between(begin_s, end_s) >= SLOT_S for site in makers)
+        if not makers or is_large or is_awaited or is_hidden:
             self._send(item)
         else:
             self._held.append(item)

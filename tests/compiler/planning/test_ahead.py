@@ -56,6 +56,20 @@ def test_nobody_waits_for_what_is_not_wanted() -> None:
     assert not multiprocessing.active_children()
 
 
+def test_who_cannot_be_terminated_is_ended_all_the_same() -> None:
+    def deaf() -> Found:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        there.send(True)
+        time.sleep(600)
+        return find()
+
+    here, there = multiprocessing.Pipe(duplex=False)
+    with Ahead(deaf, Found):
+        assert here.recv()
+
+    assert not multiprocessing.active_children()
+
+
 def test_a_process_that_was_begun_begins_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     assert is_worthwhile(FORKED_NODES)

@@ -7,13 +7,13 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.lowering.lowered_graph import COMMUNICATION_DOMAIN, LoweredGraph, is_communication
-from partc.passes.scheduling.order_by_time import lead_first, simulate_items
+from partc.passes.scheduling.order_by_time import Workers, lead_first, simulate_items
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
-from partc.runtime.plan.program import Run, Start
+from partc.runtime.plan.program import Run, Start, Wait
 from tests.builders.plans.compiled_steps import (
     assert_trains_as_one_device,
     compile_step,
@@ -21,7 +21,11 @@ from tests.builders.plans.compiled_steps import (
     random_batches,
 )
 
-WORKERS = {"a": (0,), "b": (1,), "both": (0, 1)}
+WORKERS: dict[str, tuple[object, ...]] = {"a": (0,), "b": (1,), "both": (0, 1)}
+
+
+def taken(one: Item) -> tuple[object, ...]:
+    return WORKERS[one.site] if isinstance(one, Chunk) else ()
 
 
 def item(site: str | None, output: str, *inputs: str) -> Item:
@@ -40,7 +44,7 @@ def test_a_layer_begins_with_the_first_step_that_arrives() -> None:
         *(item("b", f"b{t}", f"sent{t}", *([f"b{t - 1}"] if t else [])) for t in range(3)),
     ]
 
-    times = simulate_items(items, WORKERS, seconds)
+    times = simulate_items(items, taken, seconds)
 
     assert [time.begin_s for time in times] == [1, 2, 3, 0, 1, 2, 1.5, 2.5, 3.5]
 
@@ -48,7 +52,7 @@ def test_a_layer_begins_with_the_first_step_that_arrives() -> None:
 def test_meshes_that_share_a_worker_take_turns() -> None:
     items = [item("a", "x"), item("both", "y"), item("b", "z")]
 
-    times = simulate_items(items, WORKERS, seconds)
+    times = simulate_items(items, taken, seconds)
 
     assert [time.begin_s for time in times] == [0, 1, 0]
 
@@ -62,7 +66,7 @@ def test_no_worker_does_two_things_and_nothing_begins_before_what_it_reads(seed:
         items.append(item(rng.choice(["a", "b", "both"]), str(number), *map(str, reads)))
     rng.shuffle(items)  # type: ignore[arg-type]
 
-    times = simulate_items(items, WORKERS, seconds)
+    times = simulate_items(items, taken, seconds)
 
     ends = {one.nodes[0].name: time.end_s for one, time in zip(items, times, strict=True)}
     for one, time in zip(items, times, strict=True):
@@ -74,6 +78,32 @@ def test_no_worker_does_two_things_and_nothing_begins_before_what_it_reads(seed:
             if worker in WORKERS[one.site]  # type: ignore[union-attr]
         )
         assert all(one[1] <= other[0] for one, other in pairwise(busy))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_of_a_worker_take_turns_and_others_do_not(seed: int) -> None:
+    """Between meshes as along an axis of one: each message has the wires of the workers at its ends."""
+    rng = np.random.default_rng(seed)
+    meshes = Meshes(tuple(Mesh(name, (("data", len(w)),), w) for name, w in WORKERS.items()))
+    ends = [{"site": a, "to": b} if a != b else {"site": a} for a in WORKERS for b in WORKERS]
+    items: list[Item] = []
+    for number in range(40):
+        reads = rng.choice(number, min(number, int(rng.integers(3))), replace=False) if number else []
+        is_sent = rng.random() < 0.5
+        one = item(None if is_sent else rng.choice(list(WORKERS)), str(number), *map(str, reads))
+        one.nodes[0].attrs.update(rng.choice(ends) if is_sent else {})  # type: ignore[arg-type]
+        items.append(one)
+
+    times = simulate_items(items, Workers(LoweredGraph(meshes, []), one_by_one=True), seconds)
+
+    for worker in (0, 1):
+        on_wire = sorted(
+            (time.begin_s, time.end_s)
+            for one, time in zip(items, times, strict=True)
+            if isinstance(one, Communication)
+            and any(worker in WORKERS[site] for site in one.nodes[0].attrs.values())
+        )
+        assert all(one[1] <= other[0] for one, other in pairwise(on_wire))
 
 
 RECURRENCE = """
@@ -114,6 +144,49 @@ def test_two_layers_of_a_recurrence_work_at_the_same_time(tmp_path: Path, recurr
     runs = [i.site for i in order if isinstance(i, Run)]
     first, second = runs[0], next(site for site in runs if site != runs[0])
     assert runs.index(second) < max(place for place, site in enumerate(runs) if site == first) - 1, runs
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+def layers(count: int) -> str:
+    """Return a step of layers of two products each, gradients of weights before that of what they read."""
+    inputs, outputs, body = ["double[128,512] h0"], ["double loss"], []
+    for n in range(1, count + 1):
+        body.append(f"u{n} = MatMul (h{n - 1}, A{n}) a{n} = Tanh (u{n}) h{n} = MatMul (a{n}, B{n})")
+        inputs.append(f"double[512,1024] A{n}, double[1024,512] B{n}")
+        outputs.append(f"double[512,1024] A{n}_next, double[1024,512] B{n}_next")
+    body.append(f"loss = ReduceMean <keepdims = 0> (h{count}) g{count} = Tanh (h{count})")
+    for n in range(count, 0, -1):
+        body.append(
+            f"""at{n} = Transpose <perm = [1, 0]> (a{n}) dB{n} = MatMul (at{n}, g{n})
+            B{n}_next = Sub (B{n}, dB{n})
+            Bt{n} = Transpose <perm = [1, 0]> (B{n}) da{n} = MatMul (g{n}, Bt{n}) du{n} = Mul (da{n}, a{n})
+            ht{n} = Transpose <perm = [1, 0]> (h{n - 1}) dA{n} = MatMul (ht{n}, du{n})
+            A{n}_next = Sub (A{n}, dA{n})
+            At{n} = Transpose <perm = [1, 0]> (A{n}) g{n - 1} = MatMul (du{n}, At{n})"""
+        )
+    return f"step ({', '.join(inputs)}) => ({', '.join(outputs)}) {{ {' '.join(body)} }}"
+
+
+def test_gradients_of_weights_are_computed_while_a_sum_that_work_waits_for_is_under_way(
+    tmp_path: Path,
+) -> None:
+    """Columns of A and rows of B are divided: g2 is a sum, before which the graph has dB3 and dA3."""
+    parts = {"A": {"tensor": AxisSplit(1)}, "B": {"tensor": AxisSplit(0)}}
+    variables = {f"{name}{n}": split for name, split in parts.items() for n in (1, 2, 3)}
+    strategy = Strategy(
+        MESH_STRATEGY_FORMAT, "global", {}, mesh={"data": 1, "tensor": 2}, variables=variables
+    )
+
+    step = import_text(layers(3), sample_axes={"h0": 0})
+    compiled = compile_step(step, tmp_path / "out", "2x1", strategy, "global")
+
+    order = [i for i in compiled.plan.instructions if isinstance(i, Run | Start | Wait)]
+    begun = next(place for place, i in enumerate(order) if isinstance(i, Start) and "g2" in i.label)
+    ended = next(
+        place for place, i in enumerate(order) if isinstance(i, Wait) and i.tag_id == order[begun].tag_id
+    )
+    product_flops = 2 * 512 * 128 * 512
+    assert sum(i.flops for i in order[begun:ended] if isinstance(i, Run)) >= 2 * product_flops
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
 
 
