@@ -30,7 +30,7 @@ from partc.passes.search.stages.pipeline_space import Pipeline
 # on two clusters estimates were 0.2 to 1.6 times the plan's step, and once 2.6 times: none that is quicker
 # was missed (docs/decisions/045-auto-tries-names.md, 065-hopeless-names.md).
 FAR_SLOWER = 1.5
-# Of 42 numbers of workers of seven models estimates were 0.2 to 1.1 times the plan's step, and of one weird
+# Of 30 numbers of workers of five models estimates were 0.2 to 1.1 times the plan's step, and of one weird
 # trick of eleven 0.2 to 0.9 times.
 DOUBT_OF_REPLICAS = 1.25
 # What twice as many workers must promise at least, for estimates know nothing of how many messages there are.
