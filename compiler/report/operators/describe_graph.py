@@ -7,8 +7,9 @@ import onnx
 from markupsafe import Markup
 
 from partc.compiler.report.device_colours import colour_devices
-from partc.compiler.report.operators.alternatives import Alternatives, find_alternatives
+from partc.compiler.report.operators.alternatives import Alternatives
 from partc.compiler.report.operators.columns import number_names, shortened
+from partc.compiler.report.operators.find_alternatives import find_alternatives
 from partc.compiler.report.operators.find_subjects import SubjectFinder
 from partc.compiler.report.operators.group_columns import (
     drawing_columns,

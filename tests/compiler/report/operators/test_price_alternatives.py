@@ -2,8 +2,9 @@
 
 import pytest
 
-from partc.compiler.report.operators import alternatives
-from partc.compiler.report.operators.alternatives import Alternative, find_alternatives
+from partc.compiler.report.operators import find_alternatives as limits
+from partc.compiler.report.operators.alternatives import Alternative
+from partc.compiler.report.operators.find_alternatives import find_alternatives
 from tests.compiler.report.operators.conftest import SIZES, Page
 
 FLOAT, KEPT = 4, 4  # bytes; a parameter, its gradient, and two moments of Adam
@@ -66,7 +67,7 @@ def test_the_page_says_above_the_drawing_why_prices_are_missing(server_page: Pag
 def test_of_large_steps_the_limit_is_told(
     mesh_page: Page, monkeypatch: pytest.MonkeyPatch, limit: str, told: str
 ) -> None:
-    monkeypatch.setattr(alternatives, limit, 3)
+    monkeypatch.setattr(limits, limit, 3)
 
     found = find_alternatives(mesh_page.compilation)
 
