@@ -7,7 +7,7 @@ graph go together, and a step that was priced is written as it was ordered.
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 from partc.compiler.planning.describe_ranks import OwnedRows
 from partc.compiler.planning.price_messages import MessagePrices
@@ -173,16 +173,19 @@ def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], floa
     worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
     message_s = MessagePrices(lowered, cluster, _slowest_link(cluster))
 
+    @cache
+    def alike_s(flops: int, nbytes: int) -> float:
+        return node_s(flops, nbytes, worker, cluster)
+
     def seconds(item: Item) -> float:
         if isinstance(item, Communication):
             return message_s(item)
-        nbytes = sum(
-            lowered.nbytes.get(tensor.name, 0)
-            for node in item.nodes
-            for tensor in (*node.inputs, *node.outputs)
-        )
-        flops = sum(lowered.flops.get(node.name, 0) for node in item.nodes)
-        return node_s(flops, nbytes, worker, cluster)
+        flops = nbytes = 0
+        for node in item.nodes:
+            flops += lowered.flops.get(node.name, 0)
+            for tensor in (*node.inputs, *node.outputs):
+                nbytes += lowered.nbytes.get(tensor.name, 0)
+        return alike_s(flops, nbytes)
 
     return seconds
 
