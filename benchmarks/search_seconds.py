@@ -18,7 +18,7 @@ import numpy as np
 from flexflow import CLUSTERS, MODELS, Experiment, experiment_of
 from rows import write_rows
 
-from partc.compiler.planning.build_plan import bucket_bytes
+from partc.compiler.planning.order_step import bucket_bytes
 from partc.compiler.search.operators.own_space import OwnSpace, space_of
 from partc.compiler.search.operators.walk_chains import walk_rounds
 from partc.compiler.search.operators.walk_tasks import BestStates, StepConfigs

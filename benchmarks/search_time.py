@@ -31,7 +31,7 @@ from flexflow import CLUSTERS, MODELS, Experiment, experiment_of
 from line_plot import line_plot
 from rows import write_rows
 
-from partc.compiler.planning.build_plan import bucket_bytes
+from partc.compiler.planning.order_step import bucket_bytes
 from partc.compiler.search.operators.own_space import space_of
 from partc.compiler.search.operators.walk_tasks import BestStates, StepConfigs, TaskWalk, random_state
 from partc.compiler.task_graphs.step_tasks import StepTasks

@@ -31,10 +31,10 @@ from partc.compiler.planning.choose_partitions import (
 )
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
 from partc.compiler.planning.measure_sparsity import measure_sparsity
+from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.compiler.search.name_what_fits import may_share_variables, name_what_fits
-from partc.compiler.search.place_operators import place_operators
-from partc.compiler.search.search_strategies import SearchResult, Show, search_strategies
+from partc.compiler.search.search_result import SearchResult, Show
 from partc.compiler.settle_options import fill_sizes, settle_options
 from partc.compiler.verification.verify import verify
 from partc.cost.assignment.partitions import check_partitions
@@ -100,6 +100,7 @@ def _compiler_for(
 compile = _compiler_for(Options)
 
 
+@paused_collection()
 def compile_step(
     train: Train,
     cluster: str | Path | Cluster,
@@ -168,6 +169,8 @@ def search(
 
     `show` is told of each improvement, and of data parallelism. `options.strategy` is not asked for.
     """
+    from partc.compiler.search.search_strategies import search_strategies  # numba takes a third of a second
+
     machines = _machines(cluster)
     options = replace(with_times(options, machines), strategy="auto")
     with _naming_files(train, cluster, options):
@@ -248,6 +251,8 @@ def _search_where_asked(train: Train, cluster: Cluster, options: Options) -> Opt
     if options.strategy == SEARCH:
         strategy = search(train, cluster, options).best.strategy
     else:
+        from partc.compiler.search.place_operators import place_operators
+
         with _naming_files(train, cluster, replace(options, strategy="auto")):
             strategy = place_operators(lambda: _read_graph(train, options.options), cluster, options)
     return replace(options, strategy=strategy, batch=strategy.batch, asked=options.strategy)

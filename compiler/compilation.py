@@ -1,11 +1,14 @@
 """What is known of a compilation so far: every stage reads from it, and adds what it finds."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from partc.compiler.options import Options
 from partc.compiler.output.plan_files import PlanFiles
+from partc.compiler.planning.ahead import Ahead
 from partc.compiler.planning.check_estimate import EstimateSensitivity
+from partc.compiler.planning.order_step import OrderedStep
 from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.stopwatch import Stopwatch
 from partc.cost.assignment.partitions import PartitionSearch
@@ -46,6 +49,7 @@ class Compilation:
     shares_graph: bool = False  # its graph is another's as well: it is copied before it is written anew
 
     # the decisions
+    meanwhile: Callable[[float], None] | None = None  # what a spare core is given, by the least step so far
     facts: tuple[SyncFacts, ...] = field(init=False)
     partitions: PartitionSearch | None = None  # if it was asked for
     price: StepPricer = field(init=False)
@@ -60,7 +64,10 @@ class Compilation:
 
     # the plan
     lowered: LoweredGraph = field(init=False)
+    ordered: OrderedStep | None = None  # of the lowered graph
     files: PlanFiles = field(init=False)
+    processes: ExitStack = field(init=False)  # which end when the plan is written
+    opening: Ahead[None] | None = None  # segments, on another core
     plan: Plan = field(init=False)
     timeline: Timeline = field(init=False)
     memory: tuple[DeviceMemory, ...] = field(init=False)

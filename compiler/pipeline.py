@@ -6,6 +6,7 @@ A stage is a function of what is known so far (compilation.py), and adds to it.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,7 @@ CHOICE = PipelinePhase(
 ROW_ESTIMATE = PipelinePhase("check the row estimate", (stages.check_row_estimate,))
 LOWERING = PipelinePhase("lay out and lower", (stages.lower,))
 LOWERING_AS_DECIDED = PipelinePhase("lay out and lower", (stages.lower_as_decided,))
+ORDER = PipelinePhase("order", (stages.order,))
 SCHEDULE = PipelinePhase("schedule and write", (stages.schedule,))
 CHECKS = (
     PipelinePhase("load segments", (stages.open_segments,)),
@@ -59,11 +61,12 @@ CHECKS = (
 )
 CHANGES = PipelinePhase("price changes", (stages.price_changes,))
 REPORT = PipelinePhase("report", (stages.describe,))
+OPENED = PipelinePhase("await segments", (stages.await_segments,))
 
 ANALYSE = (GRADIENTS, BATCH, ANALYSIS)
 DECIDE = (*ANALYSE, CHOICE)
 COMPILE = (KERNELS, *DECIDE, LOWERING)  # and then, into a folder:
-WRITE = (SCHEDULE, *CHECKS, CHANGES, REPORT)
+WRITE = (SCHEDULE, *CHECKS, CHANGES, REPORT, OPENED)
 
 
 def run(phases: Iterable[PipelinePhase], compilation: Compilation) -> None:
@@ -87,6 +90,6 @@ def compile_graph(training: TrainingGraph, cluster: Cluster, out: Path, options:
 @paused_collection()
 def write_plan(compilation: Compilation, out: Path) -> Compilation:
     """Write what was decided and lowered into `out`, which appears whole or not at all. Raises PartcError."""
-    with PlanFiles(out, compilation.options.force) as compilation.files:
+    with PlanFiles(out, compilation.options.force) as compilation.files, ExitStack() as compilation.processes:
         run(WRITE, compilation)
     return compilation

@@ -1,11 +1,14 @@
 """The stages of a compilation, one function each; pipeline.py has their order."""
 
 from dataclasses import replace
+from functools import partial
+from types import NoneType
 
 import msgspec
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.output.describe_plan import describe_plan
+from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.planning.asynchronous import make_sessions
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.check_estimate import check_estimate
@@ -15,7 +18,9 @@ from partc.compiler.planning.explain_stages import explain_stages
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_strategy import name_strategy
+from partc.compiler.planning.order_step import order_step
 from partc.compiler.planning.price_step import StepPricer
+from partc.compiler.planning.quickest_workers import quickest_first
 from partc.compiler.planning.stage_prices import StagePrices
 from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
 from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
@@ -161,14 +166,16 @@ def write_named_strategy(compilation: Compilation) -> None:
     """Write a strategy that was asked for by name out, as a file could say it. Raises BadUsage."""
     options = compilation.options
     if isinstance(named := options.chosen_strategy(), NamedStrategy):
-        prices = StagePrices(compilation.cluster)
+        analysis, prices = compilation.analysis, StagePrices(compilation.cluster)
+        order = () if named.workers is None else quickest_first(analysis, prices)
         strategy = name_strategy(
-            compilation.analysis,
+            analysis,
             named,
             compilation.worker_hosts,
             options.chosen_batch(),
             prices.node_s,
             prices.sent(named.stages),
+            [analysis.workers[number] for number in order],
         )
         compilation.options = replace(options, strategy=strategy)
 
@@ -221,7 +228,11 @@ def choose_partitions(compilation: Compilation) -> None:
 def choose_synchronisation(compilation: Compilation) -> None:
     """Choose a strategy by the simulated time of whole steps."""
     compilation.price = StepPricer(
-        compilation.analysis, compilation.facts, compilation.machines, compilation.options
+        compilation.analysis,
+        compilation.facts,
+        compilation.machines,
+        compilation.options,
+        compilation.meanwhile,
     )
     partitions = compilation.partitions.chosen if compilation.partitions else None
     try:
@@ -280,12 +291,12 @@ def _choose(
 
 def lower(compilation: Compilation) -> None:
     """Make the distributed step, unless pricing has made it."""
-    lowered = compilation.price.lowered(compilation.strategy)
-    if lowered is None:
+    ordered = compilation.price.ordered(compilation.strategy)
+    if ordered is None:
         compilation.expected = expect_rows(compilation.facts, compilation.strategy, compilation.machines)
         lower_as_decided(compilation)
     else:
-        compilation.lowered = lowered
+        compilation.lowered, compilation.ordered = ordered.lowered, ordered
 
 
 def lower_as_decided(compilation: Compilation) -> None:
@@ -295,15 +306,23 @@ def lower_as_decided(compilation: Compilation) -> None:
     )
 
 
+def order(compilation: Compilation) -> None:
+    """Order what ranks do in the distributed step, unless pricing has."""
+    if compilation.ordered is None:
+        analysis, machines = compilation.analysis, compilation.machines
+        compilation.ordered = order_step(analysis, compilation.lowered, compilation.strategy, machines)
+
+
 def schedule(compilation: Compilation) -> None:
-    """Schedule the distributed step, and write its segments."""
-    sizes = compilation.options.sizes
+    """Cut the distributed step into segments, and write them."""
+    order(compilation)
+    assert compilation.ordered is not None, "it was ordered"
     plan = build_plan(
         compilation.analysis,
-        compilation.lowered,
+        compilation.ordered,
         compilation.strategy,
         compilation.machines,
-        sizes,
+        compilation.options.sizes,
         compilation.files,
     )
     if compilation.options.asynchronous:
@@ -315,8 +334,18 @@ def schedule(compilation: Compilation) -> None:
 
 
 def open_segments(compilation: Compilation) -> None:
-    """Open every segment in onnxruntime."""
-    load_segments(compilation.files.folder, compilation.plan)
+    """Open every segment in onnxruntime: on a second core, where there is one, while this one goes on."""
+    job = partial(load_segments, compilation.files.folder, compilation.plan)
+    if is_worthwhile(len(compilation.training.graph.nodes)):
+        compilation.opening = compilation.processes.enter_context(Ahead(job, NoneType))
+    else:
+        job()
+
+
+def await_segments(compilation: Compilation) -> None:
+    """See that all segments were opened. Raises UnsupportedModel."""
+    if compilation.opening is not None:
+        compilation.opening.result()
 
 
 def check_and_simulate(compilation: Compilation) -> None:

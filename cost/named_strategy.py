@@ -9,6 +9,7 @@ microbatches=M   each replica's batch in M parts, one after the other; left out,
 
 replicas=R       R replicas of several workers each, which share weights unless more is said
 
+workers=K         alone, or with microbatches: K workers are the replicas, whole hosts first; the others idle
 layerwise         alone, or with microbatches: replicas are hosts, layers are divided among a host's devices
 one-weird-trick   alone: replicas divide the samples of convolutions and the columns of dense layers
 """
@@ -22,9 +23,16 @@ from partc.runtime.errors import BadUsage
 AXES = ("data", "spatial", "tensor")  # of the mesh, outermost first
 ONE_WEIRD_TRICK = "one-weird-trick"
 LAYERWISE = "layerwise"
+WORKERS = "workers"
 NAMES = (
-    "data", "replicas", "spatial", "tensor", "fsdp", "pipeline", "microbatches", LAYERWISE, ONE_WEIRD_TRICK
+    "data", "replicas", "spatial", "tensor", "fsdp", "pipeline", "microbatches", WORKERS, LAYERWISE,
+    ONE_WEIRD_TRICK,
 )  # fmt: skip
+# What goes with micro-batches alone, and why.
+_ALONE = {
+    LAYERWISE: (LAYERWISE, "the cluster says how many of each"),
+    WORKERS: (f"{WORKERS}=K", "each of these workers is a replica"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,7 @@ class NamedStrategy:
     microbatches    None: as many as suit the pipeline
     divides_layers  replicas are hosts, each of whose workers has some layers
     fills_tensor    the workers of a replica, however many, share its weights
+    workers         so many are the replicas, and the others idle; None: nobody does
     """
 
     text: str
@@ -44,12 +53,22 @@ class NamedStrategy:
     microbatches: int | None = None
     divides_layers: bool = False
     fills_tensor: bool = False
+    workers: int | None = None
 
     def replicas(self, hosts: Sequence[str]) -> int:
         """Return how many replicas the workers make. `hosts`: of every worker. Raises BadUsage."""
         if self.divides_layers:
             return len(set(hosts))
+        if self.workers is not None:
+            return self._replicas_of(len(hosts))
         return next(iter(self.mesh(len(hosts)).values()))
+
+    def _replicas_of(self, workers: int) -> int:
+        assert self.workers is not None, "they are counted"
+        if self.workers > workers:
+            what, fix = f"{self.workers} of {workers} workers", f"use at most {workers}"
+            raise BadUsage(what, at=f"--strategy {self.text}", fix=fix)
+        return self.workers
 
     def with_sizes(self, **sizes: int) -> str:
         """Return its words with other sizes of axes; those of one are left out but for replicas."""
@@ -112,9 +131,11 @@ def parse_named(text: str) -> NamedStrategy | None:
             raise BadUsage(f"two sizes of {axis}", at=f"--strategy {text}", fix="name each axis once")
     names = {name for name, _, _ in words}
     stages, microbatches = sizes.pop("pipeline", 1), sizes.pop("microbatches", None)
-    if LAYERWISE in names and names - {LAYERWISE, "microbatches"}:
-        fix = f"write {LAYERWISE}, alone or with microbatches: the cluster says how many of each"
-        raise BadUsage(f"no strategy {text!r}", at=f"--strategy {text}", fix=fix)
+    workers = sizes.pop(WORKERS, None)
+    for name in names & _ALONE.keys():
+        if names - {name, "microbatches"}:
+            fix = "write {}, alone or with microbatches: {}".format(*_ALONE[name])
+            raise BadUsage(f"no strategy {text!r}", at=f"--strategy {text}", fix=fix)
     return NamedStrategy(
         text,
         sizes,
@@ -123,6 +144,7 @@ def parse_named(text: str) -> NamedStrategy | None:
         microbatches=microbatches,
         divides_layers=LAYERWISE in names,
         fills_tensor="replicas" in names and not names & {"tensor", "spatial", "pipeline"},
+        workers=workers,
     )
 
 

@@ -7,6 +7,8 @@ Exit codes: 0 done, 1 verification failed or an executor died, 2 what the user g
 of partc's own, 128 + N stopped by signal N.
 """
 
+import atexit
+import gc
 import io
 import os
 import re
@@ -23,6 +25,9 @@ from partc.compiler.commands.command_line.panels import GroupedGroup
 from partc.runtime.errors import BadUsage, InternalError, PartcError, RankFailed, Stopped, nearest, one_tree
 from partc.runtime.log import configure_log, log, printable
 from partc.runtime.supervision.stop_signals import raise_when_stopped
+
+# What a command leaves behind goes with its process: to look for cycles in it takes a large graph a second.
+atexit.register(gc.freeze)
 
 INTERNAL_ERROR = 3
 COMPLETE = "_PARTC_COMPLETE"  # set by the shell's completion

@@ -31,9 +31,10 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.machines.this_machine import unusable_gpus
 from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partitioner, SearchOptions
 from partc.compiler.planning.choose_reading import are_of_outputs
+from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.units import seconds
-from partc.runtime.plan.program import Plan, rounding_of
+from partc.runtime.plan.program import IDLE, Plan, rounding_of
 
 EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
 
@@ -42,6 +43,7 @@ PRICED_A_LINE = 8  # changes
 MAX_SENTENCES = 4  # sentences on the terminal
 
 
+@paused_collection()
 def compile_command(
     train: TrainArgument,
     cluster: arguments.ClusterFile,
@@ -191,7 +193,10 @@ def _print_summary(compilation: Compilation, out: Path, warnings: list[str]) -> 
         note(f"asynchronous: {workers} workers, each in a session of its own with all servers")
     for line in what_if_lines(compilation.what_if):
         tell(line)
-    tell(f"{len(compilation.plan.ranks)} ranks, {step_ms:.1f} ms/step predicted -> {out}")
+    plan = compilation.plan
+    idle = sum(IDLE in rank.sites for rank in plan.ranks)
+    ranks = f"{len(plan.ranks)} ranks" + (f", {idle} of them idle" if idle else "")
+    tell(f"{ranks}, {step_ms:.1f} ms/step predicted -> {out}")
     note(f"report: {out / 'report.html'}   wall times: {log}")
 
 

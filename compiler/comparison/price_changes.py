@@ -16,6 +16,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import COMPILE
 from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.planning.order_step import order_step
 from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.methods import NAMES
@@ -116,10 +117,11 @@ class PriceChanges:
     def _compile(self, cluster: Cluster, options: Options) -> tuple[PricedStep, str]:
         """Return the price of what compiling makes of an input, and what is decided. Raises PartcError."""
         compilation = decide_strategy(self.read, cluster, options, COMPILE)
-        sizes = compilation.options.sizes
-        plan = build_plan(
-            compilation.analysis, compilation.lowered, compilation.strategy, cluster, sizes, None
+        ordered = compilation.ordered or order_step(
+            compilation.analysis, compilation.lowered, compilation.strategy, cluster
         )
+        sizes = compilation.options.sizes
+        plan = build_plan(compilation.analysis, ordered, compilation.strategy, cluster, sizes, None)
         check_memory(plan, cluster)
         price = price_plan(plan, cluster, Measured(kernels=compilation.options.times))
         return price, describe_decisions(compilation)

@@ -9,7 +9,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, LOWERING, run
 from partc.compiler.planning.build_plan import build_plan
-from partc.compiler.search.operators.own_space import OwnSpace
+from partc.compiler.planning.order_step import order_step
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.simulation.roofline import CountedWork, work_s
@@ -61,7 +61,8 @@ def list_kernels(
     """
     first = _decided(read(), cluster, options)
     sizes = first.options.sizes
-    plan = build_plan(first.analysis, first.lowered, first.strategy, cluster, sizes, None)
+    ordered = first.ordered or order_step(first.analysis, first.lowered, first.strategy, cluster)
+    plan = build_plan(first.analysis, ordered, first.strategy, cluster, sizes, None)
     work: list[CountedWork] = [each for each in plan.instructions if isinstance(each, Run)]
     remarks: list[str] = []
     if with_parts:
@@ -86,6 +87,8 @@ def _decided(training: TrainingGraph, cluster: Cluster, options: Options) -> Com
 
 def _work_of_parts(first: Compilation) -> Iterable[Work]:
     """Return what operator groups do under all the splits that they have, and updates of what is kept so."""
+    from partc.compiler.search.operators.own_space import OwnSpace  # which needs numba
+
     own = OwnSpace.of(first)
     if own is None:
         return ()

@@ -44,6 +44,11 @@ class Ahead(Generic[Result]):
         self._process.start()
         there.close()
 
+    @property
+    def is_done(self) -> bool:
+        """Tell whether what was to be found is there, or the process has failed."""
+        return self._here.closed or self._here.poll()
+
     def result(self) -> Result:
         """Return what was found; where the process was killed, or failed, the job is done here."""
         try:

@@ -12,10 +12,9 @@ from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.levels import name_way
 from partc.passes.scheduling.make_program import Program
 from partc.runtime.plan.boxes import rows_box
-from partc.runtime.plan.program import Instruction, Rank, Site, Slice, Start
+from partc.runtime.plan.program import IDLE, Instruction, Rank, Site, Slice, Start
 from partc.runtime.plan.variables import VariablePiece
 
-IDLE: Site = "idle"  # of a worker whom no operator was given
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
 RankGroups = Mapping[str, tuple[tuple[int, ...], ...]]
 
@@ -77,8 +76,13 @@ def describe_ranks(
             for rank in members:
                 numbers.setdefault(rank, {})[name] = number
     servers = {rank: position for position, rank in enumerate(groups["servers"][0])}
+    whole = {
+        state.value: VariablePiece(state.variable, state.value, None)
+        for state in lowered.states
+        if lowered.meanings[state.value][1].is_whole
+    }
     return tuple(
-        _Describer(training, lowered, program, rows, placed, servers.get(placed.rank)).describe(
+        _Describer(training, lowered, program, rows, placed, servers.get(placed.rank), whole).describe(
             numbers[placed.rank]
         )
         for placed in ranks_of(cluster)
@@ -103,6 +107,7 @@ class _Describer:
         rows: OwnedRows,
         placed: ClusterRank,
         server: int | None,
+        whole: Mapping[str, VariablePiece],
     ) -> None:
         self._training = training
         self._lowered = lowered
@@ -110,6 +115,7 @@ class _Describer:
         self._rows = rows
         self._placed = placed
         self._server = server
+        self._whole = whole  # what ranks keep whole, by value: alike on all
         self._places: dict[Site, tuple[int, ...]] = {}
         self._sites = placed.sites
         self._replica: int | None = None
@@ -135,7 +141,11 @@ class _Describer:
             groups=groups,
             constants=self._constants(),
             slices=self._slices(),
-            held=tuple(self._hold(state) for state in self._lowered.states if state.site in self._sites),
+            held=tuple(
+                self._whole.get(state.value) or self._hold(state)
+                for state in self._lowered.states
+                if state.site in self._sites
+            ),
         )
 
     def _constants(self) -> dict[str, tuple[int, ...]]:

@@ -30,17 +30,21 @@ def name_strategy(
     batch: Batch,
     seconds: NodeSeconds,
     sent_s: SentSeconds | None = None,
+    quickest: Sequence[str] = (),
 ) -> Strategy:
     """Return what a name means for a step. Raises BadUsage where it means nothing there.
 
     `hosts`: of every worker; `seconds`: what a node takes on one; `sent_s`: what bytes take from a stage's
-    workers to another's, None if nothing.
+    workers to another's, None if nothing; `quickest`: the workers, those first that few of them would be;
+    empty: in their order.
     """
     workers = len(hosts)
     if named.divides_layers:
         return _layerwise(analysis, named, hosts, batch, seconds)
     if named.splits_dense:
         return _one_weird_trick(analysis, named, workers, batch)
+    if named.workers is not None:
+        return _few_workers(named, quickest or analysis.workers, batch)
     sizes = named.mesh(workers)
     ops: tuple[OpConfig, ...] = ()
     if (parts := sizes.get("spatial", 1)) > 1:
@@ -107,6 +111,13 @@ def _layerwise(
         ops=tuple(OpConfig(node, devices=meshes[number]) for node, number in layers.items()),
         microbatches=named.microbatches or 1,
     )
+
+
+def _few_workers(named: NamedStrategy, workers: Sequence[str], batch: Batch) -> Strategy:
+    """Let all ops have the first of the workers as their replicas."""
+    devices = tuple(workers[: named.replicas(workers)])
+    every = OpConfig("*", devices=devices)
+    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, ops=(every,), microbatches=named.microbatches or 1)
 
 
 def _microbatches(analysis: Analysis, stages: int) -> int:

@@ -5,12 +5,14 @@
 This is the plan that would be compiled, so its time is the one that a compilation predicts, to the last bit.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from partc.compiler.options import Options
 from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.planning.order_step import OrderedStep, order_step
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.cost.cluster.cluster import Cluster, ranks_of, shares_places
 from partc.cost.simulation.memory import check_memory
@@ -19,7 +21,6 @@ from partc.cost.strategy import Strategy, SyncFacts
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lower_step
 from partc.passes.indexed_rows.expected_rows import expect_rows
-from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.runtime.errors import NoPlacement
 
 # Pricing takes a seventh of compiling a large graph, and less of a small one's, since a compilation writes
@@ -44,16 +45,25 @@ class _Seconds:
 
 
 class StepPricer:
-    """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next."""
+    """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next.
+
+    `meanwhile` is given the least seconds so far when a second core has nothing to do.
+    """
 
     def __init__(
-        self, analysis: Analysis, facts: tuple[SyncFacts, ...], cluster: Cluster, options: Options
+        self,
+        analysis: Analysis,
+        facts: tuple[SyncFacts, ...],
+        cluster: Cluster,
+        options: Options,
+        meanwhile: Callable[[float], None] | None = None,
     ) -> None:
+        self._meanwhile = meanwhile
         self._analysis = analysis
         self._facts = facts
         self._cluster = cluster
         self._options = options
-        self._quickest: tuple[float, Strategy, LoweredGraph | None] | None = None
+        self._quickest: tuple[float, Strategy, OrderedStep | None] | None = None
         self._expected: list[tuple[Strategy, Ahead[_Seconds]]] = []
 
     @property
@@ -77,16 +87,20 @@ class StepPricer:
     def __call__(self, strategy: Strategy) -> float:
         """Return the simulated seconds of a step. Raises NoPlacement where it does not fit."""
         if (found_s := self._found_ahead(strategy)) is not None:
-            step_s, lowered = found_s, None
+            step_s, ordered = found_s, None
         else:
-            step_s, lowered = self._simulate(strategy, self._facts)
+            step_s, ordered = self._simulate(strategy, self._facts)
         if self._quickest is None or step_s < self._quickest[0]:
-            self._quickest = (step_s, strategy, lowered)
+            self._quickest = (step_s, strategy, ordered)
         return step_s
 
     def expect(self, strategy: Strategy | None) -> None:
         """Begin to price what will be asked after the next, if there is a core for it. None: nothing will."""
-        if strategy is None or any(expected == strategy for expected, _ in self._expected):
+        if strategy is None:
+            if self._meanwhile is not None and self._quickest is not None:
+                self._meanwhile(self._quickest[0])
+            return
+        if any(expected == strategy for expected, _ in self._expected):
             return
         if is_worthwhile(len(self._analysis.training.graph.nodes)):
             self._expected.append((strategy, Ahead(partial(self._seconds, strategy), _Seconds)))
@@ -119,18 +133,19 @@ class StepPricer:
         )
         return self._simulate(strategy, facts)[0]
 
-    def lowered(self, strategy: Strategy) -> LoweredGraph | None:
-        """Return the distributed step of a strategy if it is at hand as it was lowered."""
+    def ordered(self, strategy: Strategy) -> OrderedStep | None:
+        """Return the distributed step of a strategy if it is at hand as it was priced."""
         if self._quickest is None or self._quickest[1].parameters != strategy.parameters:
             return None
-        lowered = self._quickest[2]
-        return None if lowered is None or lowered.has_grown else lowered
+        return self._quickest[2]
 
     @paused_collection()
-    def _simulate(self, strategy: Strategy, facts: tuple[SyncFacts, ...]) -> tuple[float, LoweredGraph]:
+    def _simulate(self, strategy: Strategy, facts: tuple[SyncFacts, ...]) -> tuple[float, OrderedStep]:
         strategy = self._options.complete(strategy)
         expected = expect_rows(facts, strategy, self._cluster)
         lowered = lower_step(self._analysis, strategy, expected, self._options.asynchronous)
-        plan = build_plan(self._analysis, lowered, strategy, self._cluster, self._options.sizes, None)
+        ordered = order_step(self._analysis, lowered, strategy, self._cluster)
+        sizes, times = self._options.sizes, self._options.times
+        plan = build_plan(self._analysis, ordered, strategy, self._cluster, sizes, None, times)
         check_memory(plan, self._cluster)
-        return simulate(plan, self._cluster, Measured(kernels=self._options.times)).step_s, lowered
+        return simulate(plan, self._cluster, Measured(kernels=times)).step_s, ordered

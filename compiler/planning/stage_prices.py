@@ -1,6 +1,6 @@
 """What nodes and messages of a pipeline's stages take on a cluster, each by itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,6 +10,7 @@ from partc.cost.network import collectives
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, seconds_of
 from partc.cost.simulation.roofline import node_s, start_s
+from partc.passes.search.stages.cut_stages import NodeSeconds
 from partc.passes.search.stages.shared_weights import SentSeconds
 
 MessagePhases = Callable[[Network, Sequence[str], float], Phases]  # of a message's members and bytes
@@ -17,15 +18,20 @@ MessagePhases = Callable[[Network, Sequence[str], float], Phases]  # of a messag
 
 @dataclass(frozen=True)
 class StagePrices:
-    """Prices on a cluster's workers, which are taken to be alike."""
+    """Prices on a cluster's workers, which are taken to be as the first.
+
+    order  the workers by number, in the order in which they are asked for; empty: the cluster's
+    """
 
     cluster: Cluster
+    order: tuple[int, ...] = ()
     _nodes: dict[tuple[int, int], float] = field(default_factory=dict)
     _messages: dict[tuple[MessagePhases, float, tuple[int, ...]], float] = field(default_factory=dict)
 
     @cached_property
     def _ranks(self) -> tuple[ClusterRank, ...]:
-        return tuple(rank for rank in ranks_of(self.cluster) if rank.replica is not None)
+        ranks = tuple(rank for rank in ranks_of(self.cluster) if rank.replica is not None)
+        return tuple(ranks[number] for number in self.order) or ranks
 
     @cached_property
     def _workers(self) -> tuple[str, ...]:
@@ -34,6 +40,25 @@ class StagePrices:
     @cached_property
     def _network(self) -> Network:
         return Network(self.cluster)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return the host of every worker."""
+        return tuple(rank.host for rank in self._ranks)
+
+    @cached_property
+    def kinds(self) -> tuple[Hashable, ...]:
+        """Return of every worker what those have in common that compute alike."""
+        host_of = {host.name: host for host in self.cluster.hosts}
+        rates_of = {device.name: device.rates for host in self.cluster.hosts for device in host.devices}
+        return tuple(
+            (rank.kind, rank.threads, *rates_of[rank.device], host_of[rank.host].memory_bytes_per_s)
+            for rank in self._ranks
+        )
+
+    def node_s_on(self, worker: int) -> NodeSeconds:
+        """Return what tells the seconds of a node on a worker, by number."""
+        return lambda flops, nbytes: node_s(flops, nbytes, self._ranks[worker], self.cluster)
 
     def node_s(self, flops: int, nbytes: int) -> float:
         """Return what a node takes on a worker. `nbytes`: that it reads and writes."""

@@ -168,7 +168,7 @@ def _figures(compilation: Compilation, traffic: StepTraffic) -> tuple[Figure, ..
 
 
 def _workers(plan: Plan) -> str:
-    workers = sum(rank.replica is not None for rank in plan.ranks)
+    workers = sum(rank.replica is not None and not is_idle(plan, rank) for rank in plan.ranks)
     if workers == plan.replicas:
         return plural(workers, "worker")
     return f"{plural(plan.replicas, 'replica')} on {plural(workers, 'worker')}"

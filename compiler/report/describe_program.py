@@ -14,6 +14,7 @@ from partc.compiler.report.describe_messages import MICROBATCH, MessageNames, Wo
 from partc.compiler.report.units import join_words, operations, plural, size, some_ranges
 from partc.runtime.plan.held_memory import held_bytes
 from partc.runtime.plan.program import (
+    IDLE,
     Instruction,
     Plan,
     Rank,
@@ -149,8 +150,10 @@ def is_server(plan: Plan, rank: Rank) -> bool:
 
 
 def is_idle(plan: Plan, rank: Rank) -> bool:
-    """Tell whether a rank has nothing to do: a host's server where variables live on the workers."""
-    return rank.replica is None and not is_server(plan, rank) and not instructions_of(plan, rank)
+    """Tell whether a rank has nothing to do: a worker without operators, or a server without variables."""
+    if rank.replica is not None:
+        return IDLE in rank.sites
+    return not is_server(plan, rank) and not instructions_of(plan, rank)
 
 
 def roles_of(plan: Plan, rank: Rank) -> tuple[Site, ...]:

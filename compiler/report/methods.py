@@ -43,6 +43,7 @@ _WORDS = {
     "fsdp": "replicas keep parts of the variables, and gather what they read",
     "pipeline": "layers follow each other in stages, for one micro-batch after the other",
     "microbatches": "each replica\u2019s batch passes in parts, whose gradients are summed",
+    "workers": "so many workers are the replicas, and the others idle",
     "layerwise": "replicas are hosts, layers are divided among a host\u2019s devices",
     "one-weird-trick": "replicas divide samples of convolutions, and columns of dense layers",
 }

@@ -4,7 +4,7 @@ To add a section: its entry in SECTIONS, and its template.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jinja2
@@ -12,6 +12,7 @@ import onnx
 from markupsafe import Markup
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.report.describe_headline import describe_headline
 from partc.compiler.report.describe_program import (
     describe_segments,
@@ -76,19 +77,37 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
     traffic = step_traffic(compilation.plan, cluster, names_of_messages(words))
     source = ReportSource(compilation, cluster, folder, segments, words, traffic)
     model = _model_name(folder / compilation.plan.model)
-    described = [(section, section.describe(source)) for section in SECTIONS]
-    present = [(section, values) for section, values in described if values is not None]
+    present = [(section, text) for section, text in _texts(source) if text]
     return (
         _environment()
         .get_template("report.html")
         .render(
             headline=describe_headline(compilation, cluster, model, traffic),
             sections=[section for section, _ in present],
-            bodies=[render_part(section.template, values) for section, values in present],
+            bodies=[Markup(text) for _, text in present],
             styles=dict.fromkeys(name for section, _ in present for name in section.styles),
             scripts=dict.fromkeys(name for section, _ in present for name in section.scripts),
         )
     )
+
+
+def _texts(source: ReportSource) -> list[tuple[Section, str]]:
+    """Return the text of every section, nothing where the plan has nothing of the kind.
+
+    That of the graph takes as long as all others, so that a second core does it, where there is one.
+    """
+    alone = next(section for section in SECTIONS if section.describe is graph_section)
+    if not is_worthwhile(len(source.compilation.training.graph.nodes)):
+        return [(section, _text(section, source)) for section in SECTIONS]
+    with Ahead(partial(_text, alone, source), str) as ahead:
+        texts = {section.template: _text(section, source) for section in SECTIONS if section is not alone}
+        texts[alone.template] = ahead.result()
+    return [(section, texts[section.template]) for section in SECTIONS]
+
+
+def _text(section: Section, source: ReportSource) -> str:
+    values = section.describe(source)
+    return "" if values is None else str(render_part(section.template, values))
 
 
 def render_part(template: str, values: Mapping[str, object]) -> Markup:

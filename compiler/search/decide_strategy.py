@@ -14,9 +14,9 @@ name; what is priced, and what of it counts, is the same on one core.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
+from itertools import islice
 from operator import attrgetter
 
 from partc.compiler.compilation import Compilation
@@ -27,8 +27,9 @@ from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.name_what_fits import names_by_need
-from partc.compiler.search.rank_names import NameEstimate, Promise, estimate_names, family_of, in_order
-from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
+from partc.compiler.search.price_in_turns import NameChoice, PriceInTurns
+from partc.compiler.search.rank_names import NameEstimate, estimate_names, in_order
+from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for, names_of_fewer
 from partc.compiler.settle_options import begin_compilation, fill_sizes
 from partc.cost.assignment.search_strategy import DATA_PARALLEL, TIE, Tried
 from partc.cost.cluster.cluster import Cluster
@@ -41,11 +42,10 @@ from partc.runtime.log import log
 # Names that are priced besides: together of so many nodes, which takes some ten seconds on 48 devices.
 TRIED_NODES = 5_000
 MOST_NAMES = 16
-# Names that are estimated, likewise: of so many nodes, these many at least.
+# Names that are estimated, likewise: of so many nodes, these many at least, and those of fewer workers.
 ESTIMATED_NODES, FEWEST_ESTIMATED = 60_000, 8
 
 ReadStep = Callable[[], TrainingGraph]
-Estimates = Callable[[], Sequence[NameEstimate]]
 
 
 @paused_collection()
@@ -83,14 +83,15 @@ def _decide(
         run(phases, compilation)
         return compilation
     refusal: DoesNotFit | None = None
-    estimates: Estimates = tuple
+    names: _Names | None = None
     cut = phases.index(CHOICE)
     with ExitStack() as processes:
         try:
             run(phases[:cut], compilation)
             has_names = not compilation.analysis.per_replica and compilation.workers > 1
             if has_names:
-                estimates = _begin_estimates(compilation, processes)
+                names = _Names(compilation, _price_of_names(compilation, read), processes)
+                compilation.meanwhile = names.begin
             run((CHOICE,), compilation)
             if not has_names:
                 run(phases[cut + 1 :], compilation)
@@ -98,8 +99,8 @@ def _decide(
             compilation.compared = _data_parallel(compilation)
         except DoesNotFit as error:
             refusal = error
-        price = _price_of_names(compilation, read)
-        named = tuple(_price_names(compilation, price, estimates, refusal is not None))
+        price = _price_of_names(compilation, read) if names is None else names.price
+        named = tuple(_price_names(compilation, price, None if refusal else names))
     best = min(named, key=attrgetter("step_s"), default=None)
     if best is None and refusal is not None:
         raise refusal
@@ -171,18 +172,18 @@ def _price_of_names(compilation: Compilation, read: ReadStep) -> WholeSteps:
     return price
 
 
-def _price_names(
-    compilation: Compilation, price: WholeSteps, estimates: Estimates, is_refused: bool
-) -> Iterator[Priced]:
+def _price_names(compilation: Compilation, price: WholeSteps, promising: "_Names | None") -> Iterator[Priced]:
     """Yield the prices of names that are worth one, without those that are refused.
 
-    Where nothing fits so far, not even a name, the first that does of those that need less is the last.
+    `promising`: of one batch for all, unless data parallelism does not fit. Where nothing fits so far, not
+    even a name, the first that does of those that need less is the last.
     """
     per_replica = compilation.analysis.per_replica
+    is_refused = not compilation.compared
     names = ["fsdp"] if per_replica else list(names_for(compilation.worker_hosts))
     with compilation.watch.phase("price names"):
-        if not per_replica and not is_refused:
-            yield from _price_promising(compilation, price, estimates())
+        if promising is not None:
+            yield from promising.priced()
             return
         yield from filter(None, (price(name, name) for name in names[:MOST_NAMES]))
         if is_refused and not price.priced:
@@ -199,83 +200,48 @@ class _Estimated:
     weight_splits: tuple[tuple[WeightAxis, Mapping[str, Split]], ...]
 
 
-def _begin_estimates(compilation: Compilation, processes: ExitStack) -> Estimates:
-    """Return what returns the estimates of names, which a second core begins to make."""
-    nodes = max(1, len(compilation.training.graph.nodes))
-    names = list(names_for(compilation.worker_hosts))[: max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes)]
-    known = compilation.analysis.weight_splits
+class _Names:
+    """Names that are told apart by estimates, which a second core makes where there is one."""
 
-    def estimate() -> _Estimated:
-        return _Estimated(estimate_names(compilation, names), tuple(known.items()))
+    def __init__(self, compilation: Compilation, price: WholeSteps, processes: ExitStack) -> None:
+        self.price, self._compilation = price, compilation
+        nodes = max(1, len(compilation.training.graph.nodes))
+        hosts = compilation.worker_hosts
+        laid_out = islice(names_for(hosts), max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes))
+        self._names = list(dict.fromkeys((*laid_out, *names_of_fewer(hosts))))
+        self._ahead: Ahead[_Estimated] | None = None
+        if is_worthwhile(nodes):
+            self._ahead = processes.enter_context(Ahead(self._estimated, _Estimated))
+        self._in_turns = PriceInTurns(price, self._ahead is not None)
+        processes.callback(self._in_turns.end)
 
-    if not is_worthwhile(nodes):
-        return lambda: estimate().names
-    ahead = processes.enter_context(Ahead(estimate, _Estimated))
+    def begin(self, least_s: float) -> None:
+        """Let a core that has nothing else to do begin with a name, if their order is known by now."""
+        if self._ahead is not None and self._ahead.is_done:
+            self._in_turns.begin(list(self._choice(least_s).expected(least_s)))
 
-    def receive() -> tuple[NameEstimate, ...]:
-        found = ahead.result()
-        known.update(found.weight_splits)
-        return found.names
-
-    return receive
-
-
-@dataclass
-class _Choice:
-    """Chooses which name is priced next. `further`: how many are priced when each family's best has been."""
-
-    promises: Sequence[Promise]
-    further: int
-    place: int = 0
-    tried: int = 0
-
-    def following(self, least_s: float) -> str | None:
-        """Return the next name where the quickest step so far takes so long; None: none is worth its plan."""
-        for place in range(self.place, len(self.promises)):
-            promise = self.promises[place]
-            passed = {family_of(each.name) for each in self.promises[:place]}
-            is_further = family_of(promise.name) in passed
-            if promise.least_s > least_s or (is_further and self.tried >= self.further):
-                continue
-            self.place, self.tried = place + 1, self.tried + 1
-            return promise.name
-        return None
-
-
-@dataclass(frozen=True)
-class _Found:
-    priced: Priced | None
-
-
-def _price_promising(
-    compilation: Compilation, price: WholeSteps, estimates: Sequence[NameEstimate]
-) -> Iterator[Priced]:
-    """Yield the prices of each family's best, and of others, that are not estimated to be far slower.
-
-    While one is priced a second core prices the one that is next, unless the first turns out so quick that
-    another is.
-    """
-    least_s = compilation.compared[0].step_s
-    choice = _Choice(in_order(estimates, least_s), _count_tried(compilation))
-    is_forked = is_worthwhile(len(compilation.training.graph.nodes))
-    with ExitStack() as processes:
-        ahead: dict[str, Ahead[_Found]] = {}
+    def priced(self) -> Iterator[Priced]:
+        """Yield the prices of each family's best, and of others, that are not estimated to be far slower."""
+        least_s = self._compilation.compared[0].step_s
+        choice, best = self._choice(least_s), None
         while (name := choice.following(least_s)) is not None:
-            if name in ahead:
-                priced = ahead.pop(name).result().priced
-            else:
-                processes.close()  # what is not asked for any more
-                following = copy(choice).following(least_s) if is_forked else None
-                ahead = {} if following is None else {following: _price_ahead(price, following, processes)}
-                priced = price(name, name)
+            priced = self._in_turns(name, list(choice.expected(least_s)), best)
             if priced is not None:
+                best = priced if priced.step_s < least_s else best
                 least_s = min(least_s, priced.step_s)
                 yield priced
 
+    def _choice(self, least_s: float) -> NameChoice:
+        return NameChoice(in_order(self._estimates, least_s), _count_tried(self._compilation))
 
-def _price_ahead(price: WholeSteps, name: str, processes: ExitStack) -> Ahead[_Found]:
-    return processes.enter_context(Ahead(partial(_found, price, name), _Found))
+    @cached_property
+    def _estimates(self) -> tuple[NameEstimate, ...]:
+        if self._ahead is None:
+            return self._estimated().names
+        found = self._ahead.result()
+        self._compilation.analysis.weight_splits.update(found.weight_splits)
+        return found.names
 
-
-def _found(price: WholeSteps, name: str) -> _Found:
-    return _Found(price(name, name))
+    def _estimated(self) -> _Estimated:
+        names = estimate_names(self._compilation, self._names)
+        return _Estimated(names, tuple(self._compilation.analysis.weight_splits.items()))

@@ -14,7 +14,6 @@ does not compile, that does not fit, or that is slower than anything else that w
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import inf
 
@@ -32,6 +31,7 @@ from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
 from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.compiler.search.rank_names import rank_names
 from partc.compiler.search.search_limit import BudgetSpent, SearchLimit, interrupted_at
+from partc.compiler.search.search_result import SearchResult, Show
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.simulation.task_graph import compile_kernels
@@ -53,27 +53,6 @@ RESERVE = 1.5  # of what a plan usually takes to price: what is left for pricing
 PRICED_SHARE = 0.02  # of what is left: what a plan may take, if each round is priced
 TRIED = 3  # states that are priced of a round
 MOST_TRIED_STATES = 5_000_000  # that `auto` exhausts
-
-
-Show = Callable[[Priced, Priced | None], None]
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The answer of a search: the quickest, and data parallelism; how many were priced, and could not be.
-
-    `data_parallel`: None where it does not fit in memory.
-    `proposals`: configurations of operators that were priced by the task graph. `remarks`: what is known of
-    the answer, in sentences.
-    """
-
-    best: Priced
-    data_parallel: Priced | None
-    proposals: int
-    priced: int
-    refused: int
-    seconds: float
-    remarks: tuple[str, ...] = ()
 
 
 def search_strategies(

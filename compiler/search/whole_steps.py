@@ -11,12 +11,12 @@ from statistics import median
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
-from partc.compiler.pipeline import ANALYSE, CHOICE, LOWERING, LOWERING_AS_DECIDED, run
+from partc.compiler.pipeline import ANALYSE, CHOICE, LOWERING, ORDER, run
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK
+from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK, WORKERS
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.strategy import Strategy
@@ -77,11 +77,9 @@ class WholeSteps:
             compilation = self._begin(replace(self.options, strategy=priced.name))
             self._analyse(compilation)
             run((CHOICE, LOWERING), compilation)
+            self._quickest = priced, compilation
             return compilation
-        compilation = self._quickest[1]
-        if compilation.lowered.has_grown:
-            run((LOWERING_AS_DECIDED,), compilation)
-        return compilation
+        return self._quickest[1]
 
     @paused_collection()
     def _price(self, name: str, strategy: str | Strategy) -> Priced | None:
@@ -90,13 +88,14 @@ class WholeSteps:
             return None  # it would train on another total batch
         self._analyse(compilation)
         self._note_first(compilation)
-        run((CHOICE, LOWERING), compilation)
-        measured = Measured(kernels=compilation.options.times)
-        chosen, sizes = compilation.strategy, compilation.options.sizes
-        plan = build_plan(compilation.analysis, compilation.lowered, chosen, self.cluster, sizes, None)
+        run((CHOICE, LOWERING, ORDER), compilation)
+        assert compilation.ordered is not None, "it was ordered"
+        times, sizes = compilation.options.times, compilation.options.sizes
+        analysis, ordered, chosen = compilation.analysis, compilation.ordered, compilation.strategy
+        plan = build_plan(analysis, ordered, chosen, self.cluster, sizes, None, times)
         check_memory(plan, self.cluster)
         self.priced += 1
-        priced = Priced(name, chosen, simulate(plan, self.cluster, measured).step_s)
+        priced = Priced(name, chosen, simulate(plan, self.cluster, Measured(kernels=times)).step_s)
         if self._quickest is None or priced.step_s < self._quickest[0].step_s:
             self._quickest = priced, compilation
         return priced
@@ -134,7 +133,7 @@ class WholeSteps:
 
 
 def names_for(hosts: Sequence[str]) -> Iterator[str]:
-    """Yield names of strategies, of each kind one by turns, and then products. `hosts`: of every worker.
+    """Yield names of strategies, of each kind one by turns, products, and fewer workers. `hosts`: of each.
 
     Of degrees, a host's devices come first, then all workers, then the others; of stages, the fewest.
     """
@@ -155,3 +154,11 @@ def names_for(hosts: Sequence[str]) -> Iterator[str]:
         yield from (
             f"{words},tensor={n}" for words in (*["fsdp"] * (n < workers), *(f"pipeline={k}" for k in others))
         )
+    yield from names_of_fewer(hosts)
+
+
+def names_of_fewer(hosts: Sequence[str]) -> list[str]:
+    """Return names by which some workers alone are replicas: one, a host's, whole hosts, and parts of one."""
+    workers, on_host = len(hosts), hosts.count(hosts[0])
+    counts = (n for n in range(1, workers) if on_host % n == 0 or (n % on_host == 0 and workers % n == 0))
+    return [f"{WORKERS}={n}" for n in counts]

@@ -85,6 +85,13 @@ class Decision:
         """What the outputs are."""
         return tuple(Layout(self.site, *along) for along in zip(*(a.outputs for a in self.axes), strict=True))
 
+    @cached_property
+    def uneven(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The entries of factors whose parts have different sizes, and the axes that cut them."""
+        layouts = (*self.inputs, *self.outputs)
+        entries_of = {factor.mesh_axes: factor.entries for layout in layouts for factor in layout.uneven()}
+        return tuple((entries, axes) for axes, entries in entries_of.items())
+
 
 def decide_one_axis(
     site: Site,

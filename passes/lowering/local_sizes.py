@@ -164,6 +164,4 @@ def _longest(overlapping: Overlapping) -> int:
 
 def uneven_parts(decision: Decision) -> tuple[FactorPart, ...]:
     """Return the parts of different sizes that a decision cuts factors into, by the axes that do."""
-    layouts = (*decision.inputs, *decision.outputs)
-    entries_of = {factor.mesh_axes: factor.entries for layout in layouts for factor in layout.uneven()}
-    return tuple(FactorPart(entries, axes) for axes, entries in entries_of.items())
+    return tuple(FactorPart(entries, axes) for entries, axes in decision.uneven)

@@ -18,6 +18,7 @@ from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.overlap import Pads, by_place, pad
 from partc.passes.lowering.weigh_windows import Ranges, SpaceParts, WindowWeights, weigh, window_weights
+from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.windows import window_functions as functions
 from partc.passes.windows.read_windows import (
@@ -65,10 +66,12 @@ class LocalNode:
 
 def local_node(lowering: Lowering, node: gs.Node, decision: Decision) -> LocalNode:
     """Return how a rank runs a node on its part: as it is, unless it splits the space of windows."""
-    parts, uneven = _equal_parts(lowering, node, decision), _uneven_parts(lowering, node, decision)
+    rule, facts = rule_of(node, lowering.facts), lowering.facts
+    if rule is None or not (rule.windows or rule.apart):
+        return LocalNode(node.op, dict(node.attrs))
+    parts, uneven = _equal_parts(lowering, rule, decision), _uneven_parts(lowering, rule, decision)
     if not parts and not uneven:
         return LocalNode(node.op, dict(node.attrs))
-    facts = lowering.facts
     gradient = gradient_of(node, facts)
     if gradient is not None:
         return _local_gradient(lowering, node, gradient, parts, uneven)
@@ -100,26 +103,24 @@ class _EqualParts:
         return SpaceParts(self.mesh_axis, tuple((start - before, stop + behind) for start, stop in parts))
 
 
-def _equal_parts(lowering: Lowering, node: gs.Node, decision: Decision) -> dict[int, _EqualParts]:
+def _equal_parts(lowering: Lowering, rule: ShardingRule, decision: Decision) -> dict[int, _EqualParts]:
     """Return spatial axis -> its parts, for the axes of windows that are split alike."""
-    rule = rule_of(node, lowering.facts)
     parts: dict[int, _EqualParts] = {}
     for mesh_axis, along in enumerate(decision.axes):
-        halos = {} if rule is None else rule.windows.get(along.factor or "", {})
+        halos = rule.windows.get(along.factor or "", {})
         for axis in {halo.axis - 2 for halo in halos.values()}:
             size = lowering.graph.meshes.size(decision.site, mesh_axis)
             parts[axis] = _EqualParts(mesh_axis, size * (parts[axis].count if axis in parts else 1))
     return parts
 
 
-def _uneven_parts(lowering: Lowering, node: gs.Node, decision: Decision) -> dict[int, SpaceParts]:
+def _uneven_parts(lowering: Lowering, rule: ShardingRule, decision: Decision) -> dict[int, SpaceParts]:
     """Return spatial axis -> parts [start, stop), for the axes of windows that are split otherwise.
 
     Parts of what windows make, or of what they read.
     """
-    rule = rule_of(node, lowering.facts)
     parts: dict[int, SpaceParts] = {}
-    if rule is None or rule.apart is None:
+    if rule.apart is None:
         return parts
     for mesh_axis, along in enumerate(decision.axes):
         factor = along.factor or ""

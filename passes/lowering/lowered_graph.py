@@ -176,7 +176,6 @@ class LoweredGraph:
     original: dict[str, str] = field(default_factory=dict)  # compute node -> the node it stands for
     functions: dict[str, onnx.FunctionProto] = field(default_factory=dict)  # of parts, by name
     constants: dict[str, RankConstant] = field(default_factory=dict)  # value -> what each rank is given
-    has_grown: bool = False  # scheduling has added nodes: it is good for one plan
     _emitted: dict[str, gs.Variable] = field(default_factory=dict)
 
     def emit(

@@ -43,6 +43,8 @@ class Repeated:
 def find_repeated(lowered: LoweredGraph) -> Repeated:
     """Return what differs between micro-batches: what comes of a part of the batch, up to where they join."""
     values = {*lowered.moment_constants}
+    if not values:
+        return Repeated(lowered.meshes.microbatches, frozenset(), frozenset())
     nodes: set[str] = set()
     for node in lowered.nodes:
         if not joins_microbatches(node, lowered.meshes) and any(t.name in values for t in node.inputs):

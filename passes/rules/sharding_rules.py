@@ -148,11 +148,12 @@ def node_facts(node: gs.Node, facts: Facts, zeros: frozenset[str] = frozenset())
 
     Needs: the node changes no more.
     """
-    if id(node) not in facts.nodes:
-        facts.nodes[id(node)] = node, _find_facts(node, facts)
-    known = facts.nodes[id(node)][1]
+    found = facts.nodes.get(id(node))
+    if found is None:
+        found = facts.nodes[id(node)] = node, _find_facts(node, facts)
+    known = found[1]
     assert isinstance(known, NodeFacts)
-    if not any(tensor.name in zeros for tensor in node.inputs):
+    if not zeros or not any(tensor.name in zeros for tensor in node.inputs):
         return known
     return _with_zeros(known, frozenset(i for i, tensor in enumerate(node.inputs) if tensor.name in zeros))
 

@@ -96,7 +96,6 @@ def divide_pieces(
         else:
             nodes += [*_divide(lowered, node, pieces), node]
     lowered.nodes = nodes
-    lowered.has_grown |= bool(pieces_of)
     first = _first_readers(lowered, position_of)
     names = {node.name: node.outputs[0].name for node in joins}
     return {name: first[value] for name, value in names.items() if value in first}

@@ -49,7 +49,6 @@ def join_sums(
         )
 
     least = min(ways, key=taken_s)
-    lowered.has_grown |= least is not lowered.nodes
     lowered.nodes = least
 
 

@@ -17,11 +17,15 @@ from partc.passes.scheduling.write_segments import PartialShape, Segment, adds_i
 
 @dataclass
 class SegmentOutliner:
-    """Takes the place of a SegmentWriter where nobody will run what it makes."""
+    """Takes the place of a SegmentWriter where nobody will run what it makes.
+
+    `names_kernels`: it is told apart what could be measured by itself.
+    """
 
     functions: Mapping[str, onnx.FunctionProto]  # by name
     shapes: dict[str, PartialShape]
     dtypes: dict[str, np.dtype] = field(default_factory=dict)
+    names_kernels: bool = True
 
     def __post_init__(self) -> None:
         self._racing = _racing(self.functions)

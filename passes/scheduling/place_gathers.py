@@ -42,7 +42,6 @@ def gather_again(lowered: LoweredGraph, forward: Collection[str]) -> None:
             again[node.outputs[0].name] = added[-1].outputs[0]
             nodes += added
     lowered.nodes = nodes
-    lowered.has_grown |= bool(again)
 
 
 def _copies_of_variables(lowered: LoweredGraph) -> dict[str, gs.Node]:

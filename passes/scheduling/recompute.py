@@ -352,7 +352,6 @@ class Recomputation:
         copy = gs.Node(node.op, name, dict(node.attrs), inputs, outputs, domain=node.domain)
         lowered = self.lowered
         lowered.append(copy, item.site)
-        lowered.has_grown = True
         lowered.flops[copy.name] = lowered.flops.get(node.name, 0)
         if node.name in lowered.original:
             lowered.original[copy.name] = lowered.original[node.name]

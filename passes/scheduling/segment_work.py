@@ -52,7 +52,10 @@ class Work:
 
 
 class WorkCounter:
-    """Counts the work of chunks, given in the order of the program."""
+    """Counts the work of chunks, given in the order of the program.
+
+    `names_kernels`: what could be measured by itself is told apart, which takes as long as the rest.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,9 @@ class WorkCounter:
         placed: AbstractSet[str] = frozenset(),
         read_shapes: Mapping[tuple[str, int], Shape] = NO_SHAPES,
         transposes: Mapping[str, gs.Node] = NO_TRANSPOSES,
+        names_kernels: bool = True,
     ) -> None:
+        self._names_kernels = names_kernels
         self._transposes = dict(transposes)  # that vanish in other chunks
         self._placed = placed  # values that lie in buffers or variables
         self._lowered = lowered
@@ -75,13 +80,15 @@ class WorkCounter:
     def count(self, nodes: Sequence[gs.Node], read_later: AbstractSet[str]) -> Work:
         """Return the work of a chunk, some of whose values others read."""
         cached = _cached(nodes, read_later)
-        transposes = absorbed_transposes(nodes, read_later) | self._transposes
+        transposes = self._transposes
+        if self._names_kernels:
+            transposes = absorbed_transposes(nodes, read_later) | transposes
         kernels: dict[str | None, tuple[int, Counts]] = {}
         number = 0
         for node in nodes:
             counts, body_nodes = self._count(node, cached)
             number += body_nodes
-            key = self._namer.key(node, cached, transposes)
+            key = self._namer.key(node, cached, transposes) if self._names_kernels else None
             before = kernels.get(key, (0, NOTHING))
             kernels[key] = before[0] + 1, _sum(before[1], counts)
         flops, touched, streamed, sorted_ids = reduce(_sum, [own for _, own in kernels.values()], NOTHING)

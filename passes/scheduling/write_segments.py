@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import onnx
@@ -47,6 +48,7 @@ class SegmentWriter:
     shapes: dict[str, PartialShape]  # value -> one rank's shape where known
     on_cpu: bool = True  # segments run on CPUs
     dtypes: dict[str, np.dtype] = field(default_factory=dict)
+    names_kernels: ClassVar[bool] = True
 
     def make(self, chunk: Chunk, read_later: set[str], in_place: AbstractSet[str]) -> Segment:
         """Write a chunk, unless nobody wants anything of it; see `write`."""

@@ -9,7 +9,7 @@ from partc.runtime.data.column import Column
 from partc.runtime.data.not_finite import Index, element
 from partc.runtime.errors import BadData
 from partc.runtime.plan.boxes import part_range
-from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.program import IDLE, Plan, Rank
 from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -228,7 +228,9 @@ def join_shares(plan: Plan, shares: Sequence[Mapping[str, Array]]) -> dict[str, 
 
 
 def inputs_of(plan: Plan, rank: Rank) -> tuple[DataInput, ...]:
-    """Return the inputs that a rank is fed: servers only read what is not split."""
+    """Return the inputs that a rank is fed: servers only read what is not split, and the idle nothing."""
+    if IDLE in rank.sites:
+        return ()
     return tuple(
         data_input
         for data_input in plan.data_inputs

@@ -18,14 +18,16 @@ import numpy as np
 from partc.runtime.data.batches import sizes_of
 from partc.runtime.data.draws import normal_rows, uniform_rows
 from partc.runtime.plan.boxes import part_range
-from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.program import IDLE, Plan, Rank
 from partc.runtime.plan.variables import DrawnInput, Normal
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def draws_of(plan: Plan, rank: Rank) -> tuple[DrawnInput, ...]:
-    """Return what a rank draws: servers only what is not split."""
+    """Return what a rank draws: servers only what is not split, and the idle nothing."""
+    if IDLE in rank.sites:
+        return ()
     return tuple(
         drawn for drawn in plan.drawn_inputs if rank.replica is not None or drawn.sample_axis is None
     )

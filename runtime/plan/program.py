@@ -25,6 +25,7 @@ from partc.runtime.plan.variables import DataInput, DrawnInput, PlanVariable, Sh
 PLAN_FORMAT = "partc-plan/5"
 
 Site = str  # worker, server, or a stage of workers: stage0, stage1, ...
+IDLE: Site = "idle"  # of a worker whom no operator was given
 
 
 # ---------------------------------------------------------------- instructions

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.report.describe_program import is_idle
 from partc.compiler.report.units import count, join_words, operations, plural, size, some_ranges
 from partc.cost.strategy import Strategy
 from partc.passes.layouts.layouts import Split
@@ -100,7 +101,7 @@ def _stage(plan: Plan, site: Site) -> StageRow:
 
 def _replicas(compilation: Compilation) -> str:
     plan = compilation.plan
-    workers = sum(rank.replica is not None for rank in plan.ranks)
+    workers = sum(rank.replica is not None and not is_idle(plan, rank) for rank in plan.ranks)
     each = plural(workers // plan.replicas, "worker")
     sentence = f"{plural(plan.replicas, 'replica')} of {each}"
     if compilation.strategy.variables and plan.replicas == workers and _columns_by_replicas(compilation):

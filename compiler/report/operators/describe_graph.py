@@ -7,7 +7,9 @@ import onnx
 from markupsafe import Markup
 
 from partc.compiler.report.device_colours import colour_devices
+from partc.compiler.report.operators.alternatives import Alternatives
 from partc.compiler.report.operators.columns import number_names, shortened
+from partc.compiler.report.operators.find_alternatives import find_alternatives
 from partc.compiler.report.operators.find_subjects import SubjectFinder
 from partc.compiler.report.operators.group_columns import (
     drawing_columns,
@@ -17,7 +19,6 @@ from partc.compiler.report.operators.group_columns import (
 )
 from partc.compiler.report.operators.group_nodes import group_nodes
 from partc.compiler.report.operators.node_columns import NANOSECONDS, node_columns
-from partc.compiler.report.operators.price_alternatives import Alternatives, price_alternatives
 from partc.compiler.report.operators.tell_ranks import tell_ranks
 from partc.compiler.report.operators.trace_nodes import trace_nodes
 from partc.compiler.report.packed_json import script_json
@@ -42,7 +43,7 @@ class GraphDescription:
 def graph_section(source: ReportSource) -> Mapping[str, object]:
     """Return the user's graph with all that was decided."""
     plan = source.compilation.plan
-    alternatives = price_alternatives(source.compilation)
+    alternatives = find_alternatives(source.compilation)
     data = graph_columns(source, alternatives)
     nodes, layers = data["users"], data["layers"]
     assert isinstance(nodes, int) and isinstance(layers, list)

@@ -9,12 +9,12 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.report.choices.describe_variables import priced_as_kept
 from partc.compiler.report.describe_program import SegmentRow
 from partc.compiler.report.methods import NAMES
+from partc.compiler.report.operators.alternatives import Alternative, Alternatives
 from partc.compiler.report.operators.columns import Names, flattened
 from partc.compiler.report.operators.describe_split import say_dimension
 from partc.compiler.report.operators.draw_graph import Drawing, draw_graph
 from partc.compiler.report.operators.group_nodes import NodeGroup, NodeGroups
 from partc.compiler.report.operators.node_columns import NANOSECONDS, NOWHERE
-from partc.compiler.report.operators.price_alternatives import Alternative, Alternatives
 from partc.compiler.report.operators.trace_nodes import PlanTrace
 from partc.compiler.report.packed_json import Interned
 from partc.compiler.report.units import count, join_words

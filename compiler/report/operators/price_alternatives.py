@@ -9,10 +9,10 @@ of them in every way, simple ones first. Of a batch per replica there is nothing
 replica of the whole step.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.report.units import count
+from partc.compiler.report.operators.alternatives import Alternative, Alternatives, too_large
 from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.task_graphs.block_costs import BlockCosts
 from partc.passes.layouts.strategy_meshes import BATCH
@@ -20,58 +20,21 @@ from partc.passes.search.operators.operator_space import OperatorConfig, SplitDe
 from partc.passes.search.operators.read_configs import read_grids
 from partc.runtime.errors import UnsupportedModel
 
-MOST_NODES = 4000  # of larger steps, and on more workers, pricing takes longer than a reader waits for
-MOST_WORKERS = 64
 PRICED = 40  # configurations of all operators together,
 LEAST_PRICED, MOST_PRICED = 2, 6  # and of those that are alike
 MOST_FAMILIES = 40
 
-NOT_PER_REPLICA = (
-    "With a batch per replica every worker runs the whole step on its own samples, so that nothing else was "
-    "to choose; --batch global lets operators be split."
-)
-TOO_LARGE = (
-    "What else an operator could be is not priced in this report: {}, and pricing more than {} would keep "
-    "you waiting. partc search prices it."
-)
 NO_OPERATOR = "The graph has no operator that a strategy configures."
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """A configuration of a group: what it divides, on how many workers, and its price alone."""
-
-    split: SplitDegrees
-    workers: int
-    computing_s: float
-    updating_s: float
-    memory_bytes: float
-    taken: bool
-
-
-@dataclass(frozen=True)
-class Alternatives:
-    """By group as find_groups has them: configurations, the quickest first, or why there are none."""
-
-    of_groups: tuple[tuple[Alternative, ...], ...]
-    why_none: str
-
-
 def price_alternatives(compilation: Compilation) -> Alternatives:
-    """Return what else every operator group could be."""
-    if compilation.analysis.per_replica:
-        return Alternatives((), NOT_PER_REPLICA)
-    nodes, workers = len(compilation.training.graph.nodes), compilation.workers
-    if nodes > MOST_NODES:
-        return _too_large(f"the step has {count(nodes)} nodes", f"{count(MOST_NODES)} nodes")
-    if workers > MOST_WORKERS:
-        return _too_large(f"it is for {count(workers)} workers", f"{MOST_WORKERS} workers")
+    """Return what else every operator group of a small step could be."""
     own = OwnSpace.of(compilation)
     if own is None:
         return Alternatives((), NO_OPERATOR)
     families = len({kind.family for kind in own.space.kinds})
     if families > MOST_FAMILIES:
-        return _too_large(f"it has {families} kinds of operators", f"{MOST_FAMILIES} kinds")
+        return too_large(f"it has {families} kinds of operators", f"{MOST_FAMILIES} kinds")
     each = min(MOST_PRICED, max(LEAST_PRICED, PRICED // families))
     try:
         pricer = _GroupPricer(own)
@@ -90,10 +53,6 @@ def price_alternatives(compilation: Compilation) -> Alternatives:
                 priced[key] = _priced(pricer, kind.family[0], others, current)
             of_groups[group] = priced[key]
     return Alternatives(tuple(of_groups), "")
-
-
-def _too_large(what: str, most: str) -> Alternatives:
-    return Alternatives((), TOO_LARGE.format(what, most))
 
 
 def _candidates(own: OwnSpace, number: int, most: int) -> list[OperatorConfig]:

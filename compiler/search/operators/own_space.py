@@ -6,7 +6,7 @@ from functools import cached_property
 from math import prod
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.planning.build_plan import bucket_bytes
+from partc.compiler.planning.order_step import bucket_bytes
 from partc.compiler.search.operators.walk_tasks import StepConfigs, fewer_replicas, kinds_apart
 from partc.compiler.task_graphs.step_blocks import has_order
 from partc.compiler.task_graphs.step_tasks import StepTasks

@@ -6,6 +6,8 @@ each micro-batch   of a node, its flops and activations / (M x data x tensor), i
                    gradients are added to those before; over a cut go activations, along `tensor` what
                    layouts ask for
 the end            sums of a stage's gradients among its replicas, and its updates, as one pass over memory
+
+Of replicas alone what is summed may go on beside the way back, and what takes longer counts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,6 +68,13 @@ class PipelineEstimate:
         ends = (self._end_s(pipeline, stage, *border) for stage, border in enumerate(borders))
         return turns.step_s(pipeline.starts) + max(ends)
 
+    def replicas_s(self, data: int, microbatches: int = 1) -> float:
+        """Return about how long a step of whole replicas takes, whose sums go on beside the way back."""
+        replicas, start_s = Pipeline(data, 1, (), microbatches), self.pipelines.prices.start_s
+        both, ahead = (microbatches * (sum(times) + start_s) for times in self._times(replicas))
+        sums_s, update_s = self._apart_s(replicas, 0, 0, len(self.pipelines.line.times))
+        return ahead + max(both - ahead + start_s, sums_s) + update_s
+
     def _times(self, pipeline: Pipeline) -> tuple[list[float], list[float]]:
         """Return what each place takes of a micro-batch: forward and back, and forward alone."""
         key = pipeline.data, pipeline.tensor, pipeline.microbatches
@@ -90,22 +99,25 @@ class PipelineEstimate:
             yield place, is_ahead, prices.sum_s(sent / parts, range(tensor))
 
     def _end_s(self, pipeline: Pipeline, stage: int, begin: int, end: int) -> float:
+        return sum(self._apart_s(pipeline, stage, begin, end))
+
+    def _apart_s(self, pipeline: Pipeline, stage: int, begin: int, end: int) -> tuple[float, float]:
         """Return what a stage does once its last micro-batch is through: sums among replicas, and updates."""
         prices, tensor = self.pipelines.prices, pipeline.tensor
         updated = sum(self._update_bytes[begin:end]) // tensor
         update_s = prices.node_s(0, updated // pipeline.data if pipeline.shares else updated)
         if pipeline.data == 1:
-            return update_s
+            return 0.0, update_s
         size = pipeline.data * tensor
         members = range(stage * size, (stage + 1) * size, tensor)
         # Groups along `tensor` sum at once, over the same links.
         sizes = self._gradient_bytes[begin:end]
         if not pipeline.shares:
-            return update_s + prices.sum_s(sum(sizes), members)
+            return prices.sum_s(sum(sizes), members), update_s
         # Replicas that share variables scatter the gradients of every micro-batch, and gather once: each when
         # it is read.
         scattered_s = pipeline.microbatches * sum(prices.scatter_s(size, members) for size in sizes if size)
-        return update_s + scattered_s + sum(prices.gather_s(size, members) for size in sizes if size)
+        return scattered_s + sum(prices.gather_s(size, members) for size in sizes if size), update_s
 
     @cached_property
     def _works(self) -> Sequence[_Work]:

@@ -18,9 +18,13 @@ Homes = dict[str, dict[str, AxisSplit]]
 
 @dataclass(frozen=True)
 class StepPipelines:
-    """Pipelines of a step that is analysed, as a mesh of one worker a replica would have it."""
+    """Pipelines of a step that is analysed, as a mesh of one worker a replica would have it.
+
+    order  in which workers are priced, by number; empty: the cluster's
+    """
 
     first: Compilation
+    order: tuple[int, ...] = ()
     _homes: dict[tuple[int, int, bool], Homes] = field(default_factory=dict)
     _cuts: dict[tuple[int, int, int, int], tuple[int, ...]] = field(default_factory=dict)
 
@@ -32,7 +36,7 @@ class StepPipelines:
     @cached_property
     def prices(self) -> StagePrices:
         """Return what the cluster's workers and links take."""
-        return StagePrices(self.first.cluster)
+        return StagePrices(self.first.cluster, self.order)
 
     @cached_property
     def line(self) -> StageLine:

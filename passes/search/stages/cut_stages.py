@@ -7,7 +7,7 @@ Where that parts the readers of a weight, others are tried (shared_weights.py).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
@@ -138,14 +138,22 @@ def _sum_at(
     analysis: Analysis, nodes: Iterable[gs.Node], places: Places, count: int, seconds: NodeSeconds
 ) -> list[float]:
     result = [0.0 for _ in range(count)]
+    for name, second in node_seconds(analysis, nodes, seconds):
+        result[places.nodes[name]] += second
+    return result
+
+
+def node_seconds(
+    analysis: Analysis, nodes: Iterable[gs.Node], seconds: NodeSeconds
+) -> Iterator[tuple[str, float]]:
+    """Yield the names of nodes whose value is not known when compiling, and what each takes on a worker."""
     facts = analysis.facts
     for node in nodes:
         if all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
             continue
         rule = rule_of(node, facts)
         nbytes = sum(facts.nbytes(t.name) for t in (*node.inputs, *node.outputs) if t.name)
-        result[places.nodes[node.name]] += seconds(rule.flops if rule is not None else 0, nbytes)
-    return result
+        yield node.name, seconds(rule.flops if rule is not None else 0, nbytes)
 
 
 def _bytes_behind(analysis: Analysis, line: Sequence[gs.Node]) -> list[int]:

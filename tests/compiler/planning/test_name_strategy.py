@@ -135,6 +135,9 @@ def test_a_name_is_written_as_an_ordinary_strategy(tmp_path: Path) -> None:
         ("data=2,replicas=4", BadUsage, "two sizes of data"),
         ("replicas=3", BadUsage, "does not make a grid of 4 workers"),
         ("layerwise,tensor=2", BadUsage, "no strategy"),
+        ("workers=2,tensor=2", BadUsage, "no strategy"),
+        ("workers", BadUsage, "no strategy"),
+        ("workers=5", BadUsage, "5 of 4 workers"),
     ],
 )
 def test_names_that_make_no_sense_are_refused(

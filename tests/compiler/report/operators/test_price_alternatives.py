@@ -2,8 +2,9 @@
 
 import pytest
 
-from partc.compiler.report.operators import price_alternatives as price_alternatives_module
-from partc.compiler.report.operators.price_alternatives import Alternative, price_alternatives
+from partc.compiler.report.operators import find_alternatives as limits
+from partc.compiler.report.operators.alternatives import Alternative
+from partc.compiler.report.operators.find_alternatives import find_alternatives
 from tests.compiler.report.operators.conftest import SIZES, Page
 
 FLOAT, KEPT = 4, 4  # bytes; a parameter, its gradient, and two moments of Adam
@@ -11,7 +12,7 @@ FLOAT, KEPT = 4, 4  # bytes; a parameter, its gradient, and two moments of Adam
 
 @pytest.fixture(scope="module")
 def of_groups(mesh_page: Page) -> tuple[tuple[Alternative, ...], ...]:
-    return price_alternatives(mesh_page.compilation).of_groups
+    return find_alternatives(mesh_page.compilation).of_groups
 
 
 def test_what_was_taken_is_told_once_among_different_ones(
@@ -48,7 +49,7 @@ def test_gradients_cost_what_their_sums_over_the_network_do(
 
 
 def test_a_batch_per_replica_leaves_nothing_to_choose(server_page: Page) -> None:
-    found = price_alternatives(server_page.compilation)
+    found = find_alternatives(server_page.compilation)
 
     assert found.of_groups == ()
     assert "--batch global" in found.why_none
@@ -66,9 +67,9 @@ def test_the_page_says_above_the_drawing_why_prices_are_missing(server_page: Pag
 def test_of_large_steps_the_limit_is_told(
     mesh_page: Page, monkeypatch: pytest.MonkeyPatch, limit: str, told: str
 ) -> None:
-    monkeypatch.setattr(price_alternatives_module, limit, 3)
+    monkeypatch.setattr(limits, limit, 3)
 
-    found = price_alternatives(mesh_page.compilation)
+    found = find_alternatives(mesh_page.compilation)
 
     assert found.of_groups == ()
     assert told in found.why_none and "more than 3" in found.why_none and "partc search" in found.why_none

@@ -1,0 +1,201 @@
+"""Order a distributed step: what its ranks do, segment by segment and message by message.
+
+What is ordered has nodes that were not lowered, such as pieces of what a bucket brings: the order and the
+graph go together, and a step that was priced is written as it was ordered.
+"""
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+from partc.compiler.planning.describe_ranks import OwnedRows
+from partc.compiler.planning.price_messages import MessagePrices
+from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.cost.simulation.roofline import node_s
+from partc.cost.strategy import Strategy
+from partc.passes.analysis import Analysis
+from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.microbatches.find_repeated import Repeated, find_repeated
+from partc.passes.microbatches.join_microbatches import join_microbatches
+from partc.passes.microbatches.take_turns import Turn, take_turns
+from partc.passes.scheduling.bucket_communications import (
+    BUCKET_BYTES,
+    BUCKET_S,
+    LEAST_BUCKET_BYTES,
+    Bucket,
+    bucket_communications,
+    whole_shapes,
+)
+from partc.passes.scheduling.divide_pieces import BucketPiece, divide_pieces
+from partc.passes.scheduling.join_sums import join_sums
+from partc.passes.scheduling.order_by_time import (
+    lead_first,
+    order_by_time,
+    orders_differ,
+    ready_slots,
+    step_s,
+)
+from partc.passes.scheduling.place_gathers import gather_again, place_gathers
+from partc.passes.scheduling.recompute import Cutter, Recomputation
+from partc.passes.scheduling.schedule import Communication, Item, schedule
+from partc.passes.search.operators.forward_nodes import forward_nodes
+from partc.runtime.plan.program import Recomputed
+
+
+@dataclass(frozen=True)
+class OrderedStep:
+    """A distributed step, and the order of what ranks do.
+
+    repeated    what there is of every micro-batch
+    late        buckets that are gathered when they are read
+    recomputed  what is computed again, where memory is limited
+    """
+
+    lowered: LoweredGraph
+    turns: Sequence[Turn]
+    repeated: Repeated
+    late: Collection[str]
+    recomputed: Recomputed | None
+
+
+def order_step(
+    analysis: Analysis, lowered: LoweredGraph, strategy: Strategy, cluster: Cluster
+) -> OrderedStep:
+    """Schedule and bucket a step. Adds nodes to the lowered graph."""
+    rows = owned_rows(strategy, cluster)
+    is_limited = strategy.recompute_bytes is not None
+    if is_limited and lowered.meshes.microbatches == 1:  # else what both ways read is read all the time
+        gather_again(lowered, {node.name for node in forward_nodes(analysis.training, analysis.main)})
+    seconds = _durations(lowered, cluster)
+    items, repeated = _in_order(analysis, lowered, rows, cluster, seconds)
+    overwrites = [(state.value, state.next) for state in lowered.states]
+
+    def in_turns(items: Sequence[Item]) -> tuple[list[Turn], set[str]]:
+        placed, gathered = place_gathers(items, lowered, are_late=is_limited)
+        joined = join_microbatches(placed, lowered, repeated)
+        return take_turns(joined, repeated, overwrites, lowered.meshes.sites, seconds), gathered
+
+    (turns, gathered), recomputed = in_turns(items), None
+    if strategy.recompute_bytes is not None:
+        limit_bytes = strategy.recompute_bytes
+        search = _recomputation(analysis, lowered, repeated, limit_bytes, cluster)
+        before_bytes = search.most_bytes(turns)
+        if before_bytes > limit_bytes:
+            cutter = Cutter(lowered, search.sizes, before_bytes)
+            if repeated.count == 1:
+                turns, gathered = in_turns([piece for item in items for piece in cutter.cut(item)])
+            else:
+                turns = [Turn(piece, turn.microbatch) for turn in turns for piece in cutter.cut(turn.item)]
+            search.fit(turns)
+            repeated = search.repeated
+        after_bytes = search.most_bytes(turns)
+        recomputed = Recomputed(limit_bytes, before_bytes, after_bytes, len(search.nodes), search.flops)
+    return OrderedStep(lowered, turns, repeated, gathered if is_limited else (), recomputed)
+
+
+def owned_rows(strategy: Strategy, cluster: Cluster) -> OwnedRows:
+    """Return for each parameter on servers the rows that each host's server owns."""
+    hosts = [host.name for host in cluster.hosts]
+    result: dict[str, tuple[tuple[int, int], ...]] = {}
+    for name, choice in strategy.parameters.items():
+        if choice.method != "servers":
+            continue
+        at = {shard.host: (shard.start, shard.stop) for shard in choice.shards}
+        ranges: list[tuple[int, int]] = []
+        end = 0
+        for host in hosts:
+            start, stop = at.get(host, (end, end))
+            ranges.append((start, stop))
+            end = stop
+        result[name] = tuple(ranges)
+    return result
+
+
+def _in_order(
+    analysis: Analysis,
+    lowered: LoweredGraph,
+    rows: OwnedRows,
+    cluster: Cluster,
+    seconds: Callable[[Item], float],
+) -> tuple[list[Item], Repeated]:
+    """Bucket the communications and order what ranks do, by the graph or, where that is quicker, by time.
+
+    Returns what there is of every micro-batch as well, once pieces are divided.
+    """
+    order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
+    position_of = {copy: order[node] for copy, node in lowered.original.items()}
+    in_buckets = partial(
+        bucket_communications,
+        whole_shapes=whole_shapes(analysis.facts, lowered),
+        owned_rows=rows,
+        limit_bytes=bucket_bytes(cluster),
+    )
+    join_sums(lowered, in_buckets, position_of, MessagePrices(lowered, cluster, _slowest_link(cluster)))
+    has_times = orders_differ(lowered)
+    buckets = in_buckets(lowered)
+    timed = in_buckets(lowered, slots=ready_slots(lowered, position_of, seconds)) if has_times else {}
+    position_of |= divide_pieces(lowered, _divided_pieces(buckets), position_of)
+    if has_times:
+        position_of = lead_first(lowered, position_of)
+    repeated = find_repeated(lowered)
+    items = schedule(lowered, buckets, position_of, repeated)
+    if has_times:
+        by_time = order_by_time(lowered, timed, position_of, seconds)
+        items = min(items, by_time, key=lambda items: step_s(items, lowered, seconds))
+    return items, repeated
+
+
+def bucket_bytes(cluster: Cluster) -> int:
+    """Return how large buckets may be: on slow links less, so that one is sent while the next is made."""
+    if len(ranks_of(cluster)) == 1:  # it sends nothing: one bucket, so that its step is not cut
+        return sys.maxsize
+    return int(min(BUCKET_BYTES, max(LEAST_BUCKET_BYTES, BUCKET_S * _slowest_link(cluster))))
+
+
+def _slowest_link(cluster: Cluster) -> float:
+    """Return the bytes per second of the slowest link between hosts, as many as there may be without one."""
+    return min((link.bytes_per_s for link in cluster.links), default=sys.float_info.max)
+
+
+def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[BucketPiece]]:
+    """Return communication -> its member's pieces, where segments read or write these."""
+    return {
+        node.name: pieces
+        for bucket in buckets.values()
+        if bucket.is_divided
+        for node, pieces in zip(bucket.members, bucket.pieces, strict=True)
+    }
+
+
+def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], float]:
+    """Return what tells the seconds of an item: on the first worker, or on links."""
+    worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
+    message_s = MessagePrices(lowered, cluster, _slowest_link(cluster))
+
+    @cache
+    def alike_s(flops: int, nbytes: int) -> float:
+        return node_s(flops, nbytes, worker, cluster)
+
+    def seconds(item: Item) -> float:
+        if isinstance(item, Communication):
+            return message_s(item)
+        flops = nbytes = 0
+        for node in item.nodes:
+            flops += lowered.flops.get(node.name, 0)
+            for tensor in (*node.inputs, *node.outputs):
+                nbytes += lowered.nbytes.get(tensor.name, 0)
+        return alike_s(flops, nbytes)
+
+    return seconds
+
+
+def _recomputation(
+    analysis: Analysis, lowered: LoweredGraph, repeated: Repeated, limit_bytes: int, cluster: Cluster
+) -> Recomputation:
+    worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
+
+    def seconds(flops: int, touched_bytes: int) -> float:
+        return node_s(flops, touched_bytes, worker, cluster)
+
+    return Recomputation(lowered, repeated, analysis.main, limit_bytes, seconds)
