@@ -31,8 +31,11 @@ from partc.passes.lowering.lower_node import lower_node
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.reshard import reshard
+from partc.passes.microbatches.find_repeated import REARRANGING
 from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.runtime.plan.program import Site
+
+MOVING = REARRANGING | {"Concat", "Identity"}  # what computes nothing
 
 
 def lower(
@@ -61,6 +64,7 @@ class _Lowerer(Lowering):
         self._of_data = set() if graph.configuration.is_one_mesh else _made_of_data(graph)
         self._held: list[tuple[str, Site]] = []
         self._places = {node.name: place for place, node in enumerate(graph.training.graph.nodes)}
+        self._nodes = {node.name: node for node in graph.training.graph.nodes}
 
     def run(self) -> None:
         """Lower the outputs and the variables' next values, and whatever these need."""
@@ -217,6 +221,35 @@ class _Lowerer(Lowering):
             self.lower(node, decision)
         node, decision = divided
         return self.lower(node, decision)[_index(node, self.source(tensor))]
+
+    def join_locally(self, tensor: str, layout: Layout, axis: int) -> gs.Tensor | None:
+        chain: dict[str, Decision] = {}
+        if not self._joins(tensor, layout, axis, chain):
+            return None
+        for name in sorted(chain, key=self._places.__getitem__):
+            self.lower(self._nodes[name], chain[name])
+        return self._values[(tensor, layout)]
+
+    def _joins(self, tensor: str, layout: Layout, axis: int, chain: dict[str, Decision]) -> bool:
+        """Tell whether a tensor rearranges what is there whole; add the nodes that do it to the chain."""
+        source, native = self.source(tensor), self.graph.layout(tensor)
+        parts = layout.with_along(axis, native.along(axis))
+        if not source.inputs or source.inputs[0].op not in MOVING or parts != native:
+            return False
+        (node,) = source.inputs
+        axes = list(self.graph.decisions[node.name].axes)
+        axes[axis] = whole_axis(node)
+        whole = decide_axes(self.graph.meshes.of(layout.site), axes)
+        if whole.outputs[_index(node, source)] != layout:
+            return False
+        chain[node.name] = whole
+        return all(
+            (operand.name, wanted) in self._values
+            or self.facts.fixed_value(operand.name) is not None
+            or self._joins(operand.name, wanted, axis, chain)
+            for operand, wanted in zip(node.inputs, whole.inputs, strict=True)
+            if operand.name
+        )
 
     def _divided_alone(self, tensor: str, wanted: Layout) -> tuple[gs.Node, Decision] | None:
         """Return the node that makes a tensor, and how it makes a part, if nothing but a cut is wanted."""

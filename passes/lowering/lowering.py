@@ -80,6 +80,11 @@ class Lowering(LocalSizes, ABC):
         """Make a part along a mesh axis of a tensor that is whole there by making its operands' parts,
         if a rule allows."""
 
+    @abstractmethod
+    def join_locally(self, tensor: str, layout: Layout, axis: int) -> gs.Tensor | None:
+        """Make a tensor that is in parts along a mesh axis whole there of what was gathered before,
+        if it rearranges that."""
+
     def source(self, tensor: str) -> gs.Tensor:
         """Return the original tensor."""
         return self._tensors[tensor]

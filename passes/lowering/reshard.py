@@ -1,7 +1,8 @@
 """Change a tensor's layout. All communication of dense tensors is made here.
 
 partial -> whole     AllReduce (if aggregation was placed here; behind it ops run whole)
-split -> whole       AllGather of pieces as they are; AllGatherRows, the split axis in front
+split -> whole       made of what was gathered; AllGather of pieces as they are; AllGatherRows, the split
+                     axis in front
 partial -> split     ReduceScatter
 whole -> split       made in part, or cut locally (cut_part.py)
 split -> widened     ShiftAhead, ShiftBack (widen.py)
@@ -141,7 +142,8 @@ def _change_axis(lowering: Lowering, tensor: str, wanted: Layout, change: Layout
         reduces = _all_reduce if isinstance(target, Replicate) else _reduce_scatter
         return reduces(lowering, tensor, wanted, change)
     if isinstance(source, Split):
-        return _all_gather(lowering, tensor, wanted, change)
+        joined = lowering.join_locally(tensor, wanted, change.axis)
+        return joined if joined is not None else _all_gather(lowering, tensor, wanted, change)
     whole = lowering.need(tensor, change.before)
     if isinstance(target, Split):
         part = lowering.split_locally(tensor, wanted, change.axis)
