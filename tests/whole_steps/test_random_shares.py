@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.planning import build_plan
-from partc.passes.scheduling import bucket_communications, schedule
+from partc.compiler.planning import order_step
+from partc.passes.scheduling import bucket_communications, order_by_time, schedule
 from tests.builders.graphs.soap_models import MODELS, soap_model
 from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
 from tests.builders.plans.random_meshes import random_shares
@@ -27,9 +27,11 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(model: str, seed: int, folder: Path, patch: pytest.MonkeyPatch) -> Compiled:
     """Draw what shares a bucket, what is sent alone, where segments end, and whether it is gathered late."""
     rng = np.random.default_rng(seed)
-    patch.setattr(build_plan, "BUCKET_BYTES", int(rng.choice([1, 500, 10**7])))
+    patch.setattr(order_step, "BUCKET_BYTES", int(rng.choice([1, 500, 10**7])))
     patch.setattr(bucket_communications, "IN_PLACE_BYTES", int(rng.choice([1, 300, 10**6])))
-    patch.setattr(schedule, "SMALL_BYTES", int(rng.choice([1, 400, 10**6])))
+    small_bytes = int(rng.choice([1, 400, 10**6]))
+    for ordering in (schedule, order_by_time):
+        patch.setattr(ordering, "SMALL_BYTES", small_bytes)
     batch = BATCHES[seed % 2]
     training = import_training_graph(onnx.ModelProto.FromString(soap_model(model)))
     oracle = Oracle(training)

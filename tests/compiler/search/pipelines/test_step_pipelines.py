@@ -152,7 +152,7 @@ def test_words_tell_what_changes() -> None:
     pipelines = priced_on("2x2").pipelines
     before = Pipeline(2, 1, (2,), 4)
 
-    assert pipelines.told(before, None).startswith("stages=2, data=2, microbatches=4, stage 1 from ")
-    assert pipelines.told(Pipeline(2, 1, (2,), 8, shares=True), before) == "microbatches=8, fsdp"
-    assert pipelines.told(Pipeline(2, 1, (3,), 4), before).startswith("stage 1 from ")
-    assert pipelines.told(Pipeline(4), before) == "stages=1, data=4, microbatches=1"
+    assert pipelines.describe(before, None).startswith("stages=2, data=2, microbatches=4, stage 1 from ")
+    assert pipelines.describe(Pipeline(2, 1, (2,), 8, shares=True), before) == "microbatches=8, fsdp"
+    assert pipelines.describe(Pipeline(2, 1, (3,), 4), before).startswith("stage 1 from ")
+    assert pipelines.describe(Pipeline(4), before) == "stages=1, data=4, microbatches=1"
