@@ -40,7 +40,7 @@ from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STAC
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.execution.device import INEXACT_IN_DOUBLE, UNSOUND
-from partc.runtime.plan.program import Plan
+from partc.runtime.plan.program import IDLE, Plan
 from tests.builders.plans.compiled_steps import Batch, Compiled
 from tests.checks.opened_plan import run_opened
 
@@ -164,7 +164,9 @@ class _Reference:
     ) -> None:
         self._samples = {entry.name for entry in plan.data_inputs if entry.sample_axis is not None}
         shares = {
-            rank.replica: share_of(plan, rank, batch) for rank in plan.ranks if rank.replica is not None
+            rank.replica: share_of(plan, rank, batch)
+            for rank in plan.ranks
+            if rank.replica is not None and IDLE not in rank.sites
         }
         in_order = [shares[replica] for replica in sorted(shares)]
         self._runs = [share | _run(model, everything, {**start, **share}) for share in in_order]
