@@ -67,8 +67,9 @@ def order_step(
     is_limited = strategy.recompute_bytes is not None
     if is_limited and lowered.meshes.microbatches == 1:  # else what both ways read is read all the time
         gather_again(lowered, {node.name for node in forward_nodes(analysis.training, analysis.main)})
-    seconds = _durations(lowered, cluster)
-    items, repeated = _in_order(analysis, lowered, rows, cluster, seconds)
+    message_s = MessagePrices(lowered, cluster, _slowest_link(cluster))
+    seconds = _durations(lowered, cluster, message_s)
+    items, repeated = _in_order(analysis, lowered, rows, cluster, message_s, seconds)
     overwrites = [(state.value, state.next) for state in lowered.states]
 
     def in_turns(items: Sequence[Item]) -> tuple[list[Turn], set[str]]:
@@ -117,6 +118,7 @@ def _in_order(
     lowered: LoweredGraph,
     rows: OwnedRows,
     cluster: Cluster,
+    message_s: MessagePrices,
     seconds: Callable[[Item], float],
 ) -> tuple[list[Item], Repeated]:
     """Bucket the communications and order what ranks do, by the graph or, where that is quicker, by time.
@@ -131,7 +133,7 @@ def _in_order(
         owned_rows=rows,
         limit_bytes=bucket_bytes(cluster),
     )
-    join_sums(lowered, in_buckets, position_of, MessagePrices(lowered, cluster, _slowest_link(cluster)))
+    join_sums(lowered, in_buckets, position_of, message_s)
     has_times = orders_differ(lowered)
     buckets = in_buckets(lowered)
     timed = in_buckets(lowered, slots=ready_slots(lowered, position_of, seconds)) if has_times else {}
@@ -168,14 +170,9 @@ def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[BucketP
     }
 
 
-def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], float]:
+def _durations(lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices) -> Callable[[Item], float]:
     """Return what tells the seconds of an item: on the first worker, or on links."""
-    worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
-    message_s = MessagePrices(lowered, cluster, _slowest_link(cluster))
-
-    @cache
-    def alike_s(flops: int, nbytes: int) -> float:
-        return node_s(flops, nbytes, worker, cluster)
+    alike_s = cache(_node_seconds(cluster))
 
     def seconds(item: Item) -> float:
         if isinstance(item, Communication):
@@ -193,9 +190,10 @@ def _durations(lowered: LoweredGraph, cluster: Cluster) -> Callable[[Item], floa
 def _recomputation(
     analysis: Analysis, lowered: LoweredGraph, repeated: Repeated, limit_bytes: int, cluster: Cluster
 ) -> Recomputation:
+    return Recomputation(lowered, repeated, analysis.main, limit_bytes, _node_seconds(cluster))
+
+
+def _node_seconds(cluster: Cluster) -> Callable[[int, int], float]:
+    """Return what tells the seconds of a node on the first worker by its FLOP and the bytes it touches."""
     worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
-
-    def seconds(flops: int, touched_bytes: int) -> float:
-        return node_s(flops, touched_bytes, worker, cluster)
-
-    return Recomputation(lowered, repeated, analysis.main, limit_bytes, seconds)
+    return partial(node_s, rank=worker, cluster=cluster)

@@ -72,13 +72,13 @@ class _Placing:
     def __init__(self, analysis: Analysis, stage_of: Mapping[str, int], stages: int) -> None:
         self.analysis = analysis
         self.training = analysis.training
-        self.wishes = stage_of
+        self.stage_of = stage_of
         self.last = stages - 1
         self.forward = forward_nodes(analysis.training, analysis.main)
         training = analysis.training
         self.fed = {*training.data_inputs, *training.drawn_inputs, *training.shard_inputs}
         self.stage: dict[str, int] = {}  # of nodes
-        self.stage_of_tensor: dict[str, int] = {}  # of tensors that have been placed with their node
+        self.tensor_stage: dict[str, int] = {}  # of tensors that have been placed with their node
         self.at_hand: dict[str, set[int]] = {}  # tensor of the forward pass -> stages that have it
         self.homes: dict[str, int] = {}
         self.of_backward = {tensor.name for node in self._backward() for tensor in node.outputs}
@@ -87,19 +87,15 @@ class _Placing:
 
     def _put(self, node: gs.Node, stage: int) -> None:
         self.stage[node.name] = stage
-        self.stage_of_tensor.update((tensor.name, stage) for tensor in node.outputs)
+        self.tensor_stage.update((tensor.name, stage) for tensor in node.outputs)
 
     def place_forward(self) -> None:
         """Place the nodes that the outputs come from; then tell which stages have which of their tensors."""
         mixed = find_mixed(self.forward, self.training)
         for node in self.forward:
-            behind = [
-                self.stage_of_tensor[tensor.name]
-                for tensor in node.inputs
-                if tensor.name in self.stage_of_tensor
-            ]
-            if node.name in self.wishes or (node.name in mixed and (behind or self._is_product(node))):
-                self._put(node, self.wishes.get(node.name, max(behind, default=0)))
+            behind = [self.tensor_stage[t.name] for t in node.inputs if t.name in self.tensor_stage]
+            if node.name in self.stage_of or (node.name in mixed and (behind or self._is_product(node))):
+                self._put(node, self.stage_of.get(node.name, max(behind, default=0)))
         readers: dict[str, int] = {}
         for node in reversed(self.forward):
             if node.name not in self.stage:
@@ -119,14 +115,14 @@ class _Placing:
         """Place the other nodes of the main computation."""
         for node in self._backward():
             behind = [
-                self.stage_of_tensor[t.name]
+                self.tensor_stage[t.name]
                 for t in node.inputs
                 if t.name in self.of_backward and t.name not in self.alone
             ]
             least, where = min(behind, default=self.last), self._where_at_hand(node)
             allowed = {least} if where is None else {stage for stage in where if stage <= least}
             latest = max(allowed) if allowed else self._last_maker(node, least)
-            self._put(node, self.wishes.get(node.name, latest))
+            self._put(node, self.stage_of.get(node.name, latest))
             if not behind and not any(tensor.name in self.chain for tensor in node.outputs):
                 self.alone.update(tensor.name for tensor in node.outputs)
                 if where is not None:
@@ -162,21 +158,21 @@ class _Placing:
             if len(ends) == 1 and None not in ends:
                 of_one.update((tensor.name, *ends) for tensor in node.outputs)
             stages = {self.stage[reader.name] for reader in reading}
-            is_alone = len(stages) == 1 and node.name not in self.wishes
+            is_alone = len(stages) == 1 and node.name not in self.stage_of
             if is_alone and self._may_run_at(node, min(stages), len(ends) == 1 and None not in ends):
                 self._put(node, min(stages))
         for node in self.training.graph.nodes:
             if gradients := [averaged[tensor.name] for tensor in node.outputs if tensor.name in averaged]:
-                self._put(node, self.stage_of_tensor[gradients[0]])
+                self._put(node, self.tensor_stage[gradients[0]])
 
     def _averaged(self) -> dict[str, str]:
         """Map gradients that update nodes average over replicas to what the backward pass makes."""
         gradients = {g.dense or g.rows for g in self.training.gradients.values()}
         gradient_of: dict[str, str] = {}
         for node in self.training.graph.nodes:
-            stage_of_tensor = [tensor.name for tensor in node.inputs if tensor.name in self.of_backward]
-            if node.name not in self.analysis.main and len(stage_of_tensor) == 1:
-                gradient_of.update((t.name, stage_of_tensor[0]) for t in node.outputs if t.name in gradients)
+            sources = [tensor.name for tensor in node.inputs if tensor.name in self.of_backward]
+            if node.name not in self.analysis.main and len(sources) == 1:
+                gradient_of.update((t.name, sources[0]) for t in node.outputs if t.name in gradients)
         return gradient_of
 
     def _may_run_at(self, node: gs.Node, stage: int, ends: bool) -> bool:
@@ -185,12 +181,10 @@ class _Placing:
             return False
         if not any(tensor.name in self.chain for tensor in node.outputs):
             return True  # what it reads follows it
-        stage_of_tensor = {
-            t.name: self.stage_of_tensor[t.name] for t in node.inputs if t.name in self.of_backward
-        }
+        stages = {t.name: self.tensor_stage[t.name] for t in node.inputs if t.name in self.of_backward}
         nbytes = self.analysis.facts.nbytes
-        sent = sum(nbytes(name) for name, maker in stage_of_tensor.items() if maker != stage)
-        is_early = all(maker >= stage for maker in stage_of_tensor.values())
+        sent = sum(nbytes(name) for name, maker in stages.items() if maker != stage)
+        is_early = all(maker >= stage for maker in stages.values())
         return is_early and (ends or sent <= sum(nbytes(tensor.name) for tensor in node.outputs))
 
     def _where_at_hand(self, node: gs.Node) -> set[int] | None:
@@ -204,9 +198,9 @@ class _Placing:
 
     def _last_maker(self, node: gs.Node, default: int) -> int:
         makers = [
-            self.stage_of_tensor[t.name]
+            self.tensor_stage[t.name]
             for t in node.inputs
-            if t.name in self.at_hand and t.name in self.stage_of_tensor
+            if t.name in self.at_hand and t.name in self.tensor_stage
         ]
         return max(makers, default=default)
 
@@ -231,7 +225,7 @@ class _Placing:
             homes = [self.homes[name] for name in written_variables if name in self.homes]
             self._put(node, homes[0] if homes else self._where_most_is(node, arriving))
         for name, variable in training.variables.items():
-            self.homes.setdefault(name, self.stage_of_tensor.get(variable.next, 0))
+            self.homes.setdefault(name, self.tensor_stage.get(variable.next, 0))
 
     def _where_most_is(self, node: gs.Node, arriving: Mapping[str, int]) -> int:
         """Return the stage that has most of what an update reads; of a tie the first.
@@ -242,7 +236,7 @@ class _Placing:
         bytes_at: dict[int, tuple[int, int]] = {}
         facts = self.analysis.facts
         for tensor in node.inputs:
-            places = (known.get(tensor.name) for known in (arriving, self.homes, self.stage_of_tensor))
+            places = (known.get(tensor.name) for known in (arriving, self.homes, self.tensor_stage))
             stage = next((place for place in places if place is not None), None)
             if stage is not None:
                 varying, nbytes = bytes_at.get(stage, (0, 0))

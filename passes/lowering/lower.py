@@ -64,7 +64,6 @@ class _Lowerer(Lowering):
         self._of_data = set() if graph.configuration.is_one_mesh else _made_of_data(graph)
         self._held: list[tuple[str, Site]] = []
         self._places = {node.name: place for place, node in enumerate(graph.training.graph.nodes)}
-        self._nodes = {node.name: node for node in graph.training.graph.nodes}
 
     def run(self) -> None:
         """Lower the outputs and the variables' next values, and whatever these need."""
@@ -223,33 +222,36 @@ class _Lowerer(Lowering):
         return self.lower(node, decision)[_index(node, self.source(tensor))]
 
     def join_locally(self, tensor: str, layout: Layout, axis: int) -> gs.Tensor | None:
-        chain: dict[str, Decision] = {}
-        if not self._joins(tensor, layout, axis, chain):
+        chain = self._joined(tensor, layout, axis)
+        if chain is None:
             return None
-        for name in sorted(chain, key=self._places.__getitem__):
-            self.lower(self._nodes[name], chain[name])
+        for node, decision in sorted(chain, key=lambda made: self._places[made[0].name]):
+            self.lower(node, decision)
         return self._values[(tensor, layout)]
 
-    def _joins(self, tensor: str, layout: Layout, axis: int, chain: dict[str, Decision]) -> bool:
-        """Tell whether a tensor rearranges what is there whole; add the nodes that do it to the chain."""
+    def _joined(self, tensor: str, layout: Layout, axis: int) -> list[tuple[gs.Node, Decision]] | None:
+        """Return the nodes that rearrange what is there whole into a tensor, and how; None: they cannot."""
         source, native = self.source(tensor), self.graph.layout(tensor)
         parts = layout.with_along(axis, native.along(axis))
         if not source.inputs or source.inputs[0].op not in MOVING or parts != native:
-            return False
+            return None
         (node,) = source.inputs
         axes = list(self.graph.decisions[node.name].axes)
         axes[axis] = whole_axis(node)
         whole = decide_axes(self.graph.meshes.of(layout.site), axes)
         if whole.outputs[_index(node, source)] != layout:
-            return False
-        chain[node.name] = whole
-        return all(
-            (operand.name, target) in self._values
-            or self.facts.fixed_value(operand.name) is not None
-            or self._joins(operand.name, target, axis, chain)
-            for operand, target in zip(node.inputs, whole.inputs, strict=True)
-            if operand.name
-        )
+            return None
+        chain = [(node, whole)]
+        for operand, target in zip(node.inputs, whole.inputs, strict=True):
+            is_there = (operand.name, target) in self._values or self._is_constant(operand.name)
+            before = [] if is_there else self._joined(operand.name, target, axis)
+            if before is None:
+                return None
+            chain += before
+        return chain
+
+    def _is_constant(self, operand: str) -> bool:
+        return not operand or self.facts.fixed_value(operand) is not None
 
     def _divided_alone(self, tensor: str, target: Layout) -> tuple[gs.Node, Decision] | None:
         """Return the node that makes a tensor, and how it makes a part, if nothing but a cut is wanted."""

@@ -46,7 +46,8 @@ def test_links_of_a_tenth_of_the_rate_that_the_file_says_are_named(tmp_path: Pat
     worst = run.differences[0]
     assert worst.kind == "transfer"
     assert worst.link == f"{cluster.hosts[0].name} -> {cluster.hosts[1].name}" or worst.link in told
-    # What the bucket filter lets through, of 12.5 MB/s: headers take a little.
+    # What the bucket filter lets through, of 12.5 MB/s: headers take a little, and others' work on this
+    # machine more; the 125 MB/s that were believed are ten times that.
     assert worst.after_bytes_per_s is not None and 0.2 < worst.after_bytes_per_s / (BITS_PER_S / 8) < 1.1
 
 
