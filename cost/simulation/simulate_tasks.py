@@ -22,7 +22,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partc.cost.simulation.task_arrays import NONE, Contents, Floats, Ints, Longs, Waiting, compiled, inner
+from partc.cost.simulation.task_arrays import (
+    NONE,
+    Contents,
+    Floats,
+    Graph,
+    Ints,
+    Links,
+    Longs,
+    Waiting,
+    compiled,
+    inner,
+)
 
 STOPPED = -1
 INDEX_BITS = 32
@@ -134,23 +145,37 @@ def queue_task(
 
 
 @inner
-def begin(contents: Contents, content: Ints, work: Floats, timeline: TaskTimes, room: Room) -> None:
+def begin(
+    contents: Contents,
+    links: Links,
+    graph: Graph,
+    waiting: Waiting,
+    work: Floats,
+    timeline: TaskTimes,
+    room: Room,
+) -> None:
     """Have no task be run, and all wait for their predecessors."""
     for resource in range(len(work)):
         room.free[resource], room.remaining[resource] = 0.0, work[resource]
-    for block in range(len(content)):
+    for block in range(len(graph.content)):
         room.head[block] = NONE
-        task, place = contents.task[content[block]], timeline.offset[block]
-        count = contents.task[content[block] + 1] - task
+        task, place = contents.task[graph.content[block]], timeline.offset[block]
+        count = contents.task[graph.content[block] + 1] - task
         for index in range(count):
             room.waiting[place + index] = contents.predecessors[task + index]
             timeline.ready[place + index] = 0.0
+    for entry in range(len(graph.link)):
+        link, offset = graph.link[entry], timeline.offset[waiting.block[entry]]
+        begun, ended = links.bound[link], links.bound[link] + links.sources[link]
+        for target in range(links.target_begin[begun], links.target_begin[ended]):
+            room.waiting[offset + links.target[target]] += 1
 
 
 @inner
 def replay(
     contents: Contents,
-    content: Ints,
+    links: Links,
+    graph: Graph,
     waiting: Waiting,
     timeline: TaskTimes,
     room: Room,
@@ -164,7 +189,7 @@ def replay(
     and the size of the queue.
     """
     size, count, keep = NOTHING, NOTHING, 0
-    for block in range(len(content)):
+    for block in range(len(graph.content)):
         if is_changed[block]:
             for place in range(timeline.offset[block] + NOTHING, timeline.offset[block + 1] + NOTHING):
                 if room.waiting[place] == 0:
@@ -178,12 +203,12 @@ def replay(
         ready = timeline.ready[place]
         if size and (room.ready[0] < ready or (room.ready[0] == ready and room.key[0] < key)):
             break
-        end = run_task(contents, contents.task[content[block]] + index, ready, room, limit_s)
+        end = run_task(contents, contents.task[graph.content[block]] + index, ready, room, limit_s)
         if end == np.inf:
             return STOPPED, size
         timeline.end[place], timeline.order[count], room.waiting[place] = end, key, NONE
         count += 1
-        size, _ = release(contents, content, waiting, timeline, room, block, index, end, size, NO, is_changed)
+        size, _ = release(contents, links, graph, waiting, timeline, room, block, index, end, size, NO, is_changed)
     for late in range(count, len(former)):
         block, index = former[late] >> INDEX_BITS, former[late] & INDEX_MASK
         if not is_changed[block] and room.waiting[timeline.offset[block] + index] == 0:
@@ -195,7 +220,8 @@ def replay(
 @inner
 def release(
     contents: Contents,
-    content: Ints,
+    links: Links,
+    graph: Graph,
     waiting: Waiting,
     timeline: TaskTimes,
     room: Room,
@@ -207,22 +233,20 @@ def release(
     is_queued: Ints,
 ) -> tuple[int, bool]:
     """Queue what a task that ended was the last predecessor of, of the blocks that are queued."""
-    task, offset = contents.task[content[block]] + index, timeline.offset[block]
+    task, offset = contents.task[graph.content[block]] + index, timeline.offset[block]
     for follower in range(contents.successor[task], contents.successor[task + 1]):
         place = offset + contents.follower[follower]
         if note_end(place, end, timeline, room) and is_queued[block]:
             size, has_left = queue_task(block, place, timeline.ready[place], timeline, room, size, has_left)
     for entry in range(waiting.begin[block], waiting.begin[block + 1]):
-        other = waiting.block[entry] + NOTHING
-        slot = contents.slot[content[other]] + waiting.slot[entry]
-        if slot >= contents.slot[content[other] + 1]:
+        link = graph.link[entry]
+        source = index - links.first[link]
+        if not 0 <= source < links.sources[link]:
             continue
-        from_first = index - contents.first[slot]
-        if not 0 <= from_first < contents.links[slot]:
-            continue
-        bound, offset = contents.bound[slot] + from_first, timeline.offset[other]
-        for link in range(contents.link[bound], contents.link[bound + 1]):
-            place = offset + contents.target[link]
+        other, bound = waiting.block[entry] + NOTHING, links.bound[link] + source
+        offset = timeline.offset[other]
+        for target in range(links.target_begin[bound], links.target_begin[bound + 1]):
+            place = offset + links.target[target]
             if note_end(place, end, timeline, room) and is_queued[other]:
                 ready = timeline.ready[place]
                 size, has_left = queue_task(other, place, ready, timeline, room, size, has_left)
@@ -232,7 +256,8 @@ def release(
 @inner
 def run_queue(
     contents: Contents,
-    content: Ints,
+    links: Links,
+    graph: Graph,
     waiting: Waiting,
     timeline: TaskTimes,
     room: Room,
@@ -254,14 +279,14 @@ def run_queue(
             room.head[block] = NONE
         has_left = YES  # its place in the queue is given to the first entry that it makes ready
         for index in range(first, first + room.length[head]):
-            end = run_task(contents, contents.task[content[block]] + index, ready, room, limit_s)
+            end = run_task(contents, contents.task[graph.content[block]] + index, ready, room, limit_s)
             if end == np.inf:
                 return STOPPED
             timeline.end[timeline.offset[block] + index] = end
             timeline.order[count] = block << INDEX_BITS | index
             count += 1
             size, has_left = release(
-                contents, content, waiting, timeline, room, block, index, end, size, has_left, all_blocks
+                contents, links, graph, waiting, timeline, room, block, index, end, size, has_left, all_blocks
             )
         if has_left:
             size -= 1
@@ -272,7 +297,8 @@ def run_queue(
 @compiled
 def simulate(
     contents: Contents,
-    content: Ints,
+    links: Links,
+    graph: Graph,
     waiting: Waiting,
     work: Floats,
     timeline: TaskTimes,
@@ -286,8 +312,8 @@ def simulate(
 
     `former`: the order before some blocks were changed, empty for full simulation, of which all are.
     """
-    begin(contents, content, work, timeline, room)
-    count, size = replay(contents, content, waiting, timeline, room, former, is_changed, limit_s)
+    begin(contents, links, graph, waiting, work, timeline, room)
+    count, size = replay(contents, links, graph, waiting, timeline, room, former, is_changed, limit_s)
     if count == STOPPED:
         return STOPPED
-    return run_queue(contents, content, waiting, timeline, room, count, size, all_blocks, limit_s)
+    return run_queue(contents, links, graph, waiting, timeline, room, count, size, all_blocks, limit_s)

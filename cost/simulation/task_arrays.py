@@ -1,8 +1,10 @@
-"""The flat arrays of a task graph, and the compiled code that writes the contents of blocks into them.
+"""The flat arrays of a task graph, and the compiled code that writes into them.
 
-Contents are written behind one another and never changed; a block *has* one of them, and several may have the
-same. What depends on a task is found from it: in its own block by the content, and in blocks that wait for it
-by theirs.
+    content  the tasks of a block, and which of them wait for each other
+    links    which tasks of a block wait for which of another one
+
+Both are written behind one another and never changed. A block *has* a content, and two blocks of which one may
+wait for the other *have* links; several may have the same. Number 0 is the content without tasks, and none.
 """
 
 from collections.abc import Callable
@@ -23,51 +25,56 @@ _numba: Any = numba  # whose types do not know all options
 OWN = -1  # in place of a slot: the block itself
 NONE = np.int32(-1)
 
-# What `write` and `find_missing` answer.
+# What `check` and `find_missing` answer.
 FINE, PARTS, RESOURCE, SECONDS, UNKNOWN_SLOT, UNKNOWN_TASK, BACKWARD = range(7)
 
 
 class Contents(NamedTuple):
-    """What is known of contents. Of each array but the lengths, an entry ends where the next one begins.
+    """What is known of contents. Of each array but the last four, an entry ends where the next one begins.
 
-    By content, task of a content, slot of a content, and link of a slot, in that order.
+    By content, and task of a content, in that order.
     """
 
     task: Ints
-    slot: Ints
     part: Ints  # by task: where its parts begin
     successor: Ints  # by task: where those that depend on it in its block begin
-    predecessors: Ints  # by task: how many dependencies it is the target of
+    predecessors: Ints  # by task: how many of its block it depends on
     resource: Ints  # by part
     seconds: Floats  # by part
     follower: Ints  # by successor: its index
-    first: Ints  # by slot: the first task of the other block that has links
-    links: Ints  # by slot: for how many tasks from that on there are links
-    bound: Ints  # by slot: where the bounds of its links begin
-    link: Ints  # by bound: where the links of a task of the other block begin
-    target: Ints  # by link: the index of the task that depends on it
+    used: Longs  # int64[4]: how many contents, tasks, parts and successors there are
 
 
-class Used(NamedTuple):
-    """How much of the arrays is used, int64[1] each."""
+class Links(NamedTuple):
+    """What is known of links. Tasks of the block that is waited for are its *sources* here."""
 
-    contents: Longs
-    tasks: Longs
-    parts: Longs
-    followers: Longs
-    slots: Longs
-    bounds: Longs
-    links: Longs
+    first: Ints  # by links: the first source
+    sources: Ints  # by links: how many from that on there may be
+    targets: Ints  # by links: how many tasks the other block has at least
+    bound: Longs  # by links: where the bounds of its sources begin, one more than there are sources
+    target_begin: Longs  # by bound: where the targets of a source begin
+    target: Ints  # the index of a task that waits
+    used: Longs  # int64[3]: how many links, bounds and targets there are
 
 
 class Waiting(NamedTuple):
-    """Which blocks wait for which: those of block b are entries begin[b] to begin[b + 1]."""
+    """Which blocks may wait for which: entries of block b are begin[b] to begin[b + 1].
+
+    The slots of block b are source_begin[b] to source_begin[b + 1].
+    """
 
     begin: Ints
     block: Ints  # that waits
-    slot: Ints  # and as which of its sources
     source_begin: Ints
-    source: Ints  # block that a block waits for, by slot
+    source: Ints  # by slot: the block that is waited for
+    entry: Ints  # by slot
+
+
+class Graph(NamedTuple):
+    """The content of each block, and the links of each entry of Waiting."""
+
+    content: Ints
+    link: Ints
 
 
 def compiled(kernel: AnyKernel) -> AnyKernel:
@@ -111,12 +118,13 @@ def check(parts: Ints, resources: Ints, seconds: Floats, dependencies: Ints, sou
 
 
 @compiled
-def write(
-    contents: Contents, used: Used, parts: Ints, resources: Ints, seconds: Floats, dependencies: Ints
-) -> int:
-    """Write a content behind the others; return its number. There is room."""
-    number, task, slot = used.contents[0], used.tasks[0], used.slots[0]
-    part = used.parts[0]
+def write_content(contents: Contents, parts: Ints, resources: Ints, seconds: Floats, pairs: Ints) -> int:
+    """Write a content behind the others; return its number. There is room.
+
+    `pairs`: int32[m, 2] of indices, of which the second depends on the first.
+    """
+    used = contents.used
+    number, task, part, follower = used[0], used[1], used[2], used[3]
     for index in range(len(resources)):
         contents.resource[part + index] = resources[index]
         contents.seconds[part + index] = seconds[index]
@@ -124,102 +132,89 @@ def write(
         contents.part[task + index] = part
         part += parts[index]
         contents.predecessors[task + index] = contents.successor[task + index] = 0
-    slots = 0
-    for row in range(len(dependencies)):
-        contents.predecessors[task + dependencies[row, 2]] += 1
-        for new in range(slots, dependencies[row, 0] + 1):
-            contents.first[slot + new] = contents.links[slot + new] = 0
-            slots += 1
-        if dependencies[row, 0] != OWN:
-            _widen(contents, slot + dependencies[row, 0], dependencies[row, 1])
-    used.contents[0], used.tasks[0], used.slots[0] = number + 1, task + len(parts), slot + slots
-    used.parts[0] = part
-    _sort(contents, used, task, slot, dependencies)
-    contents.task[number + 1], contents.slot[number + 1] = used.tasks[0], used.slots[0]
-    contents.part[used.tasks[0]], contents.successor[used.tasks[0]] = part, used.followers[0]
+    for row in range(len(pairs)):
+        contents.successor[task + pairs[row, 0]] += 1
+        contents.predecessors[task + pairs[row, 1]] += 1
+    for index in range(task, task + len(parts)):
+        follower += contents.successor[index]
+        contents.successor[index] = follower
+    for row in range(len(pairs)):
+        contents.successor[task + pairs[row, 0]] -= 1
+        contents.follower[contents.successor[task + pairs[row, 0]]] = pairs[row, 1]
+    used[0], used[1], used[2], used[3] = number + 1, task + len(parts), part, follower
+    contents.task[number + 1], contents.part[used[1]], contents.successor[used[1]] = used[1], part, follower
     return int(number)
 
 
-@inner
-def _widen(contents: Contents, slot: int, source: int) -> None:
-    """Have the links of a slot reach a task of the other block."""
-    first, end = contents.first[slot], contents.first[slot] + contents.links[slot]
-    if first == end:
-        first, end = source, source
-    contents.first[slot] = min(first, source)
-    contents.links[slot] = max(end, source + 1) - min(first, source)
-
-
-@inner
-def _sort(contents: Contents, used: Used, task: int, slot: int, dependencies: Ints) -> None:
-    """Write dependencies by their sources: of the tasks, and of the slots, from `task` and `slot` on."""
-    for one in range(slot, used.slots[0]):
-        contents.bound[one] = used.bounds[0]
-        used.bounds[0] += contents.links[one] + 1
-        for bound in range(contents.bound[one], used.bounds[0]):
-            contents.link[bound] = 0
-    for row in range(len(dependencies)):
-        which, source, _ = dependencies[row]
-        if which == OWN:
-            contents.successor[task + source] += 1
-        else:
-            contents.link[contents.bound[slot + which] + source - contents.first[slot + which]] += 1
-    for index in range(task, used.tasks[0]):
-        used.followers[0] += contents.successor[index]
-        contents.successor[index] = used.followers[0]
-    for one in range(slot, used.slots[0]):
-        for bound in range(contents.bound[one], contents.bound[one] + contents.links[one] + 1):
-            used.links[0] += contents.link[bound]
-            contents.link[bound] = used.links[0]
-    for row in range(len(dependencies)):
-        which, source, target = dependencies[row]
-        if which == OWN:
-            contents.successor[task + source] -= 1
-            contents.follower[contents.successor[task + source]] = target
-        else:
-            bound = contents.bound[slot + which] + source - contents.first[slot + which]
-            contents.link[bound] -= 1
-            contents.target[contents.link[bound]] = target
+@compiled
+def write_links(links: Links, sources: Ints, targets: Ints) -> int:
+    """Write links behind the others; return their number. There is room, and there is at least one."""
+    used = links.used
+    number, bound, begin = used[0], used[1], used[2]
+    first, last = sources.min(), sources.max()
+    for source in range(bound, bound + last - first + 2):
+        links.target_begin[source] = 0
+    for row in range(len(sources)):
+        links.target_begin[bound + sources[row] - first] += 1
+    for source in range(bound, bound + last - first + 2):
+        begin += links.target_begin[source]
+        links.target_begin[source] = begin
+    for row in range(len(sources)):
+        own = bound + sources[row] - first
+        links.target_begin[own] -= 1
+        links.target[links.target_begin[own]] = targets[row]
+    links.first[number], links.sources[number], links.targets[number] = (
+        first,
+        last - first + 1,
+        targets.max() + 1,
+    )
+    links.bound[number] = bound
+    used[0], used[1], used[2] = number + 1, bound + last - first + 2, begin
+    return int(number)
 
 
 @compiled
-def find_missing(contents: Contents, content: Ints, waiting: Waiting, blocks: Ints) -> int:
-    """Return a block that waits for a task that is not there, or NONE, of some blocks and of their sources'.
-
-    `content`: of every block.
-    """
+def find_missing(contents: Contents, links: Links, graph: Graph, waiting: Waiting, blocks: Ints) -> int:
+    """Return a block that waits for a task that is not there, or NONE, of some blocks and those that wait."""
     for block in blocks:
-        slots = contents.slot[content[block] + 1] - contents.slot[content[block]]
-        if slots > waiting.source_begin[block + 1] - waiting.source_begin[block]:
-            return int(block)
-        for entry in range(waiting.source_begin[block], waiting.source_begin[block + 1]):
-            slot = entry - waiting.source_begin[block]
-            if _misses(contents, content[waiting.source[entry]], content[block], slot):
+        for slot in range(waiting.source_begin[block], waiting.source_begin[block + 1]):
+            if _misses(contents, links, graph, waiting.source[slot], block, waiting.entry[slot]):
                 return int(block)
         for entry in range(waiting.begin[block], waiting.begin[block + 1]):
-            other = waiting.block[entry]
-            if _misses(contents, content[block], content[other], waiting.slot[entry]):
-                return int(other)
+            if _misses(contents, links, graph, block, waiting.block[entry], entry):
+                return int(waiting.block[entry])
     return int(NONE)
 
 
 @inner
-def _misses(contents: Contents, source: int, content: int, slot: int) -> bool:
-    slot += contents.slot[content]
-    if slot >= contents.slot[content + 1]:
-        return False
+def _misses(contents: Contents, links: Links, graph: Graph, source: int, target: int, entry: int) -> bool:
+    link = graph.link[entry]
+    sources, targets = graph.content[source], graph.content[target]
     return bool(
-        contents.first[slot] + contents.links[slot] > contents.task[source + 1] - contents.task[source]
+        links.first[link] + links.sources[link] > contents.task[sources + 1] - contents.task[sources]
+        or links.targets[link] > contents.task[targets + 1] - contents.task[targets]
     )
 
 
 @compiled
-def add_work(contents: Contents, content: Ints, sign: float, work: Floats) -> None:
-    """Add the seconds of contents to those of their resources, or take them away."""
-    for number in content:
-        begin, end = contents.part[contents.task[number]], contents.part[contents.task[number + 1]]
-        for part in range(begin, end):
-            work[contents.resource[part]] += sign * contents.seconds[part]
+def add_work(contents: Contents, former: Ints, now: Ints, work: Floats) -> None:
+    """Take the seconds of what blocks no longer have from those of its resources, and add those it has.
+
+    `former`, `now`: contents by block, int32[blocks].
+    """
+    for block in range(len(now)):
+        if former[block] != now[block]:
+            _add_seconds(contents, former[block], -1.0, work)
+    for block in range(len(now)):
+        if former[block] != now[block]:
+            _add_seconds(contents, now[block], 1.0, work)
+
+
+@inner
+def _add_seconds(contents: Contents, number: int, sign: float, work: Floats) -> None:
+    begin, end = contents.part[contents.task[number]], contents.part[contents.task[number + 1]]
+    for part in range(begin, end):
+        work[contents.resource[part]] += sign * contents.seconds[part]
 
 
 @compiled

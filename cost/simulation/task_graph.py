@@ -10,8 +10,9 @@ synchronisation of a parameter. Blocks are numbered in the order of the step, an
 a graph has no circles, and the numbers break ties: of tasks that are ready at the same time, a resource runs
 the earlier block's first, then by index, so that a timeline depends on nothing but the blocks' contents.
 
-What a block's tasks wait for is part of its content. So are what tasks of other blocks wait for of theirs:
-replacing a block is writing one number, and blocks that are alike have one content.
+What tasks wait for is found from the blocks that they wait for. Replacing a block is writing the number of its
+content, and those of its links with other blocks: what is alike is written once. Who makes blocks of parts that
+are known (partc.compiler.task_graphs) adds contents and links, and puts their numbers in by itself.
 """
 
 import math
@@ -42,15 +43,17 @@ from partc.cost.simulation.task_arrays import (
     UNKNOWN_TASK,
     Contents,
     Floats,
+    Graph,
     Ints,
+    Links,
     Longs,
-    Used,
     Waiting,
     add_work,
     check,
     find_missing,
     place_blocks,
-    write,
+    write_content,
+    write_links,
 )
 
 FAULTS = {
@@ -108,8 +111,8 @@ class Timed:
 class UndoableEdit:
     """A change of the graph that can still be undone. `work`: by resource, before it."""
 
-    blocks: Ints
-    former: Ints  # contents
+    is_changed: Ints  # by block
+    former: Graph
     work: Floats
     was_current: bool
     order: int  # tasks in the former order
@@ -129,16 +132,14 @@ class TaskGraph:
         blocks = len(sources)
         if any(not 0 <= source < block for block, own in enumerate(sources) for source in own):
             raise ValueError("blocks wait for earlier ones")
-        self._waiting = _waiting_of(sources)
+        self.waiting = waiting_of(sources)
         # Of content 0, which has no tasks, all numbers are zero: nothing is compiled before there is another.
-        self._contents = Contents(*_zeros("i4 i4 i4 i4 i4 i4 f8 i4 i4 i4 i4 i4 i4", 2))
-        self._used = Used(*(np.zeros(1, np.int64) for _ in Used._fields))
-        self._used.contents[0] = 1
-        self._known: list[BlockTasks] = [NO_TASKS]  # by number
-        self._numbers: dict[BlockTasks, int] = {NO_TASKS: 0}
+        self.contents = Contents(*_zeros("i4 i4 i4 i4 i4 f8 i4", 2), np.array([1, 0, 0, 0]))
+        self.links = Links(*_zeros("i4 i4 i4 i8 i8 i4", 2), np.array([1, 1, 0]))
+        self.now = Graph(np.zeros(blocks, np.int32), np.zeros(len(self.waiting.block), np.int32))
+        self._known: dict[int, BlockTasks] = {0: NO_TASKS}  # by the numbers of their contents
+        self._written: dict[BlockTasks, tuple[int, Ints]] = {}
         self._resources = resources
-        self._sources = np.array([len(own) for own in sources], np.int32)
-        self._content = np.zeros(blocks, np.int32)
         self._work = np.zeros(resources)
         self._timeline, self._spare = (
             TaskTimes(np.zeros(blocks + 1, np.int32), *_zeros("f8 f8 i8")) for _ in range(2)
@@ -152,7 +153,6 @@ class TaskGraph:
                 resources if launchers is None else launchers,
             )
         )
-        self._is_changed = np.zeros(blocks, np.int32)
         self._all = np.ones(blocks, np.int32)
         self._order_length = 0
         self._move: UndoableEdit | None = None
@@ -161,12 +161,16 @@ class TaskGraph:
     @property
     def tasks(self) -> int:
         """Return how many tasks there are."""
-        return int((self._contents.task[self._content + 1] - self._contents.task[self._content]).sum())
+        content, first = self.now.content, self.contents.task
+        return int((first[content + 1] - first[content]).sum())
 
     @property
     def dependencies(self) -> int:
         """Return how many dependencies there are."""
-        return sum(len(self._known[number].dependencies) for number in self._content.tolist())
+        (content, link), contents, links = self.now, self.contents, self.links
+        own = contents.successor[contents.task[content + 1]] - contents.successor[contents.task[content]]
+        ends = links.target_begin[links.bound[link] + links.sources[link]]
+        return int(own.sum() + (ends - links.target_begin[links.bound[link]]).sum())
 
     def replace(self, contents: Mapping[int, BlockTasks]) -> None:
         """Give blocks other contents; what was replaced before can no longer be undone.
@@ -175,22 +179,78 @@ class TaskGraph:
         is out of range.
         """
         chosen = np.array(sorted(contents), np.int32)
-        if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < len(self._content):
-            raise ValueError(f"blocks are 0 to {len(self._content) - 1}")
-        self._accept()
-        new_contents = [contents[block] for block in chosen.tolist()]
-        numbers = self._written(new_contents, self._sources[chosen].tolist())
-        move = UndoableEdit(
-            chosen, self._content[chosen], self._work.copy(), self._is_current, self._order_length
-        )
-        self._content[chosen] = numbers
-        missing = find_missing(self._contents, self._content, self._waiting, chosen)
+        if len(chosen) and not 0 <= chosen[0] <= chosen[-1] < len(self.now.content):
+            raise ValueError(f"blocks are 0 to {len(self.now.content) - 1}")
+        self._know(contents)
+        former = self.now
+        self.now = Graph(former.content.copy(), former.link.copy())
+        for block in chosen.tolist():
+            number, links = self._written[contents[block]]
+            entries = self._entries(block)
+            self.now.content[block], self.now.link[entries] = number, 0
+            self.now.link[entries[: len(links)]] = links
+        missing = find_missing(self.contents, self.links, self.now, self.waiting, chosen)
         if missing != NONE:
-            self._content[chosen] = move.former
+            self.now = former
             raise ValueError(f"block {missing}: {FAULTS[UNKNOWN_TASK]}")
-        self._move = move
-        add_work(self._contents, move.former, -1.0, self._work)
-        add_work(self._contents, numbers, 1.0, self._work)
+        is_changed = np.zeros(len(self.now.content), np.int32)
+        is_changed[chosen] = 1
+        self.change(former, is_changed)
+
+    def change(self, former: Graph, is_changed: Ints) -> None:
+        """Note that `now` has been changed; what was changed before can no longer be undone.
+
+        former      what `now` was before, which nobody writes to any more
+        is_changed  of each block, 1 where its content, or what it waits for, is another: int32[blocks]
+        """
+        if self._move is not None:
+            self._is_current = self._is_current and self._move.simulated
+        self._move = UndoableEdit(
+            is_changed, former, self._work.copy(), self._is_current, self._order_length
+        )
+        add_work(self.contents, former.content, self.now.content, self._work)
+
+    def add_content(self, parts: Ints, resources: Ints, seconds: Floats, pairs: Ints) -> int:
+        """Return the number of a new content. `pairs`: int32[m, 2], indices of which one waits for the other.
+
+        It is not checked, but for lengths by whoever made it: see BlockTasks.
+        """
+        contents, tasks = self.contents, len(parts)
+        counts = (
+            (2, tasks, tasks, tasks, len(resources), len(resources), len(pairs))
+        )
+        which = (0, 1, 1, 1, 2, 2, 3)
+        self.contents = Contents._make(
+            (
+                *(
+                    _with_room(values, int(contents.used[n]) + count + 1)
+                    for values, count, n in zip(contents[:-1], counts, which, strict=True)
+                ),
+                contents.used,
+            )
+        )
+        return write_content(self.contents, parts, resources, seconds, pairs)
+
+    def add_links(self, sources: Ints, targets: Ints) -> int:
+        """Return the number of new links: tasks of one block, and those of another that wait for them."""
+        if not len(sources):
+            return 0
+        self.have_room(int(sources.max() - sources.min()) + 2, len(sources))
+        return write_links(self.links, sources, targets)
+
+    def have_room(self, bounds: int, targets: int) -> None:
+        """Have room for further links, with so many bounds and targets."""
+        links, used = self.links, self.links.used
+        needed = (*(int(used[0]) + 1,) * 4, int(used[1]) + bounds, int(used[2]) + targets)
+        sized = zip(links[:-1], needed, strict=True)
+        self.links = Links._make((*(_with_room(values, size) for values, size in sized), used))
+
+    def forget(self) -> None:
+        """Forget all contents and links, and what was simulated: all blocks are empty."""
+        self.contents.used[:], self.links.used[:] = (1, 0, 0, 0), (1, 1, 0)
+        self.now = Graph(np.zeros_like(self.now.content), np.zeros_like(self.now.link))
+        self._known, self._written = {0: NO_TASKS}, {}
+        self._work[:], self._order_length, self._is_current, self._move = 0.0, 0, False, None
 
     def full(self, limit_s: float = math.inf) -> float:
         """Simulate every task anew; return the seconds of a step.
@@ -211,16 +271,16 @@ class TaskGraph:
             return math.inf
         if move is None or not move.simulated:
             self._swap_timelines()
-        self._make_room(place_blocks(self._contents, self._content, self._timeline.offset))
+        self._make_room(place_blocks(self.contents, self.now.content, self._timeline.offset))
         if keeps and move is not None:
-            former, is_changed = self._spare.order[: move.order], self._is_changed
-            is_changed[move.blocks] = 1
+            former, is_changed = self._spare.order[: move.order], move.is_changed
         else:
             former, is_changed = self._spare.order[:0], self._all
         self._order_length = simulate(
-            self._contents,
-            self._content,
-            self._waiting,
+            self.contents,
+            self.links,
+            self.now,
+            self.waiting,
             self._work,
             self._timeline,
             self._room,
@@ -230,7 +290,6 @@ class TaskGraph:
             limit_s,
         )
         if move is not None:
-            self._is_changed[move.blocks] = 0
             move.simulated = True
         self._is_current = self._order_length != STOPPED
         return float(self._room.free.max(initial=0.0)) if self._is_current else math.inf
@@ -242,14 +301,9 @@ class TaskGraph:
             raise ValueError("there is no move to undo")
         if move.simulated:
             self._swap_timelines()
-        self._content[move.blocks] = move.former
+        self.now = move.former
         self._work[:] = move.work
         self._order_length, self._is_current, self._move = move.order, move.was_current, None
-
-    def _accept(self) -> None:
-        if self._move is not None:
-            self._is_current = self._is_current and self._move.simulated
-            self._move = None
 
     def _swap_timelines(self) -> None:
         self._timeline, self._spare = self._spare, self._timeline
@@ -266,50 +320,45 @@ class TaskGraph:
         places = self._timeline.offset[block] + index
         return Timed(block, index, self._timeline.ready[places], self._timeline.end[places])
 
-    def _written(self, new_contents: Sequence[BlockTasks], sources: Sequence[int]) -> Ints:
-        """Return the numbers of contents of blocks with so many sources; write those that are new."""
-        new = [content for content in dict.fromkeys(new_contents) if content not in self._numbers]
-        if len(self._known) + len(new) > MOST_CONTENTS:
-            self._forget()
-            new = [content for content in dict.fromkeys(new_contents) if content not in self._numbers]
-        allowed = dict(zip(new_contents, sources, strict=True))
-        for content in new:
-            fields = content.parts, content.resources, content.seconds, content.dependencies
-            if (fault := check(*fields, allowed[content], self._resources)) != FINE:
+    def _entries(self, block: int) -> Ints:
+        """Return a block's entries, by slot."""
+        begin, end = self.waiting.source_begin[block : block + 2]
+        return self.waiting.entry[begin:end]
+
+    def _know(self, contents: Mapping[int, BlockTasks]) -> None:
+        """Write the contents that are new, unless one of them is wrong."""
+        new = [(block, own) for block, own in contents.items() if own not in self._written]
+        if len(self._written) + len(new) > MOST_CONTENTS:
+            self._forget_absent()
+            new = [(block, own) for block, own in contents.items() if own not in self._written]
+        for block, own in new:
+            fields = own.parts, own.resources, own.seconds, own.dependencies
+            if (fault := check(*fields, len(self._entries(block)), self._resources)) != FINE:
                 raise ValueError(FAULTS[fault])
-        for content in new:
-            self._write(content)
-        return np.array([self._numbers[content] for content in new_contents], np.int32)
+        for _, own in new:
+            self._write(own)
 
-    def _write(self, content: BlockTasks) -> None:
-        used, rows = self._used, content.dependencies
-        slots = int(rows[:, 0].max(initial=OWN)) + 1
-        bounds = slots * (int(rows[:, 1].max(initial=0)) + 2)
-        needed = (
-            *(int(used.contents[0]) + 2,) * 2,  # `task` and `slot` are by content
-            *(int(used.tasks[0]) + len(content.parts) + 1,) * 3,
-            *(int(used.parts[0]) + len(content.resources),) * 2,
-            int(used.followers[0]) + len(rows),
-            *(int(used.slots[0]) + slots + 1,) * 3,
-            int(used.bounds[0]) + bounds,
-            int(used.links[0]) + len(rows),
-        )
-        arrays: tuple[Array, ...] = self._contents
-        sized = zip(arrays, needed, strict=True)
-        self._contents = Contents._make(_with_room(values, size) for values, size in sized)
-        fields = content.parts, content.resources, content.seconds, content.dependencies
-        self._numbers[content] = write(self._contents, used, *fields)
-        self._known.append(content)
+    def _write(self, own: BlockTasks) -> None:
+        if own not in self._written:
+            rows = own.dependencies
+            within = rows[rows[:, 0] == OWN, 1:]
+            number = self.add_content(own.parts, own.resources, own.seconds, np.ascontiguousarray(within))
+            of_slots = [rows[rows[:, 0] == slot] for slot in range(int(rows[:, 0].max(initial=OWN)) + 1)]
+            links = [self.add_links(each[:, 1].copy(), each[:, 2].copy()) for each in of_slots]
+            self._written[own], self._known[number] = (number, np.array(links, np.int32)), own
 
-    def _forget(self) -> None:
-        """Forget the contents that no block has. There is no move that could be undone."""
-        present, self._content[:] = np.unique(self._content, return_inverse=True)
-        remaining = [self._known[number] for number in present.tolist()]
-        self._known, self._numbers = [], {}
-        for used in self._used:
-            used[0] = 0
-        for content in remaining:
-            self._write(content)
+    def _forget_absent(self) -> None:
+        """Forget the contents that no block has. There is no move that could be undone then."""
+        present = [self._known[number] for number in self.now.content.tolist()]
+        work, length, is_current = self._work.copy(), self._order_length, self._is_current
+        if self._move is not None:
+            is_current = is_current and self._move.simulated
+        self.forget()
+        for block, own in enumerate(present):
+            self._write(own)
+            number, links = self._written[own]
+            self.now.content[block], self.now.link[self._entries(block)[: len(links)]] = number, links
+        self._work, self._order_length, self._is_current = work, length, is_current
 
     def _make_room(self, tasks: int) -> None:
         """Have room for a timeline of so many tasks."""
@@ -326,19 +375,19 @@ class TaskGraph:
         self._room = Room._make((*by_place, *room[2:5], *queue, room.launchers))
 
 
-def _waiting_of(sources: Sequence[Sequence[int]]) -> Waiting:
-    """Return who waits for whom in flat arrays."""
-    waiting: list[list[tuple[int, int]]] = [[] for _ in sources]
-    for block, own in enumerate(sources):
-        for slot, source in enumerate(own):
-            waiting[source].append((block, slot))
-    pairs = np.array([pair for each in waiting for pair in each], np.int32).reshape(-1, 2)
+def waiting_of(sources: Sequence[Sequence[int]]) -> Waiting:
+    """Return who may wait for whom in flat arrays."""
+    source = np.array([source for own in sources for source in own], np.int32)
+    block = np.repeat(np.arange(len(sources), dtype=np.int32), [len(own) for own in sources])
+    order = np.argsort(source, kind="stable")
+    entry = np.empty(len(source), np.int32)
+    entry[order] = np.arange(len(source))
     return Waiting(
-        np.cumsum([0, *map(len, waiting)], dtype=np.int32),
-        pairs[:, 0].copy(),
-        pairs[:, 1].copy(),
+        np.searchsorted(source[order], np.arange(len(sources) + 1)).astype(np.int32),
+        block[order],
         np.cumsum([0, *map(len, sources)], dtype=np.int32),
-        np.array([source for own in sources for source in own], np.int32),
+        source,
+        entry,
     )
 
 
