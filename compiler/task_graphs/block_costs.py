@@ -6,23 +6,15 @@ parameters of one group: what then depends on one configuration, or on two.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 import numpy as np
 
-from partc.compiler.task_graphs.step_blocks import (
-    ComputingBlock,
-    ParameterOf,
-    Present,
-    ReadTensor,
-    StepBlock,
-    TransferBlock,
-    UpdateBlock,
-    WrittenBlock,
-)
+from partc.compiler.task_graphs.step_blocks import ComputingBlock, ParameterOf, TransferBlock, UpdateBlock
 from partc.compiler.task_graphs.step_tasks import StepTasks
-from partc.compiler.task_graphs.task_blocks import TaskBlock
-from partc.cost.simulation.task_arrays import OWN, Floats
-from partc.cost.simulation.task_graph import BlockTasks
+from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock
+from partc.compiler.task_graphs.tensor_moves import Where
+from partc.cost.simulation.task_arrays import Floats
 from partc.passes.search.operators.operator_space import OperatorConfig
 
 
@@ -79,13 +71,11 @@ class BlockCosts:
     """Writes blocks alone. What was asked before is remembered."""
 
     tasks: StepTasks
-    _present: Present = field(init=False)
     _sent: dict[Hashable, TransferCost] = field(default_factory=dict)
-    _computed: dict[Hashable, tuple[TaskBlock, Alone]] = field(default_factory=dict)
+    _computed: dict[Hashable, Alone] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         blocks = self.tasks.blocks
-        self._present = Present([None] * len(self.tasks.step.groups), [None] * len(blocks))  # type: ignore[list-item]
         self.computing = {n: b for n, b in enumerate(blocks) if isinstance(b, ComputingBlock)}
         self.updates = {n: b for n, b in enumerate(blocks) if isinstance(b, UpdateBlock)}
         self.readings = tuple(self._readings())
@@ -106,50 +96,35 @@ class BlockCosts:
 
     def compute(self, number: int, config: OperatorConfig) -> Alone:
         """Return what a group does on one way, if all that it reads is there."""
-        return self._compute(number, config)[1]
-
-    def _compute(self, number: int, config: OperatorConfig) -> tuple[TaskBlock, Alone]:
         block = self.computing[number]
-        self._place({block.group: config})
-        placed = self._present.placed[block.group]
+        placed = self._placed(block.group, config)
         key = id(placed), block.way
         if key not in self._computed:
-            written = self._write(replace(block, reads=(), sources=()))
-            self._computed[key] = written, self._alone(written)
+            self._computed[key] = self._alone(block.write(placed, False, 0))
         return self._computed[key]
 
     def send(self, reading: Reading, source: OperatorConfig, target: OperatorConfig) -> TransferCost:
         """Return what a reader waits for a tensor: its way, and what the reader takes longer for it."""
         having, wanting = reading.groups
-        self._place({having: source, wanting: target})
         sender, destination = reading.sender, reading.sender.reads[reading.number]
-        placed = self._present.placed
-        key = (
-            sender.tensor,
-            sender.place,
-            reading.maker is None,
-            destination,
-            id(placed[having]),
-            id(placed[wanting]),
-        )
+        one, other = self._placed(having, source), self._placed(wanting, target)
+        if having == wanting:
+            one = other
+        key = sender.tensor, sender.place, sender.is_made, destination, id(one), id(other)
         if key not in self._sent:
-            self._sent[key] = self._send(reading, source, target)
+            here = one.has(sender.place, sender.is_made)
+            self._sent[key] = self._send(reading, here, other, target)
         return self._sent[key]
 
-    def _send(self, reading: Reading, source: OperatorConfig, target: OperatorConfig) -> TransferCost:
-        having, wanting = reading.groups
-        read = reading.sender.reads[reading.number]
-        sender = replace(reading.sender, reads=(read,), groups=(having, wanting))
-        if reading.maker is not None:
-            self._present.put(reading.maker, WrittenBlock(self._compute(reading.maker, source)[0], 0))
-            self._place({having: source, wanting: target})
-        sent = self._write(sender)
-        self._present.put(reading.tensor, WrittenBlock(sent, 0))
-        sources = (reading.tensor,) if reading.maker is None else (reading.tensor, reading.maker)
-        known = ReadTensor(read[0], 0, None if reading.maker is None else 1)
+    def _send(
+        self, reading: Reading, here: Where, wanting: PlacedGroup, target: OperatorConfig
+    ) -> TransferCost:
+        wants = wanting.wants(reading.sender.reads[reading.number])
+        sent = reading.sender.write(here, [where for where in dict.fromkeys(wants) if where is not here])
+        cut_bytes = sum(sent.cuts.get(where, 0) for where in wants)
         block = self.computing[reading.reader]
-        behind = self._write(replace(block, reads=(known,), sources=sources))
-        longer_s = self._alone(behind).kernels_s - self.compute(reading.reader, target).kernels_s
+        behind = self._alone(block.write(wanting, bool(sent.gates), cut_bytes))
+        longer_s = behind.kernels_s - self.compute(reading.reader, target).kernels_s
         alone = self._alone(sent)
         return TransferCost(alone.seconds + max(0.0, longer_s), alone.sending_s)
 
@@ -157,33 +132,23 @@ class BlockCosts:
         self, number: int, parameters: Sequence[ParameterOf], configs: Mapping[int, OperatorConfig]
     ) -> Alone:
         """Return how parameters of a bucket are summed and applied. `configs`: of all their groups."""
-        block = self.updates[number]
-        for source in block.sources:
-            maker = self.computing.get(source)
-            if maker is not None and maker.group in configs:
-                written, _ = self._compute(source, configs[maker.group])
-                self._present.put(source, WrittenBlock(written, 0))
-        self._place(configs)
-        return self._alone(self._write(replace(block, parameters=tuple(parameters))))
+        placed = {group: self._placed(group, config) for group, config in configs.items()}
+        return self._alone(replace(self.updates[number], parameters=tuple(parameters)).write(placed))
 
-    def _write(self, block: StepBlock) -> TaskBlock:
-        return block.write(block.inputs(self._present))
-
-    def _place(self, configs: Mapping[int, OperatorConfig]) -> None:
-        for group, config in configs.items():
-            placed = self.tasks.placed(group, config)
-            assert placed is not None, "configurations that can be"
-            self._present.placed[group] = placed
+    def _placed(self, group: int, config: OperatorConfig) -> PlacedGroup:
+        placed = self.tasks.placed(group, config)
+        assert placed is not None, "configurations that can be"
+        return placed
 
     def _alone(self, block: TaskBlock) -> Alone:
         workers = len(self.tasks.prices.workers)
-        tasks = block.tasks
-        without_launches = np.where(tasks.resources >= self.tasks.prices.launching(0), 0.0, tasks.seconds)
-        ends, kernel_ends = _ends(tasks, tasks.seconds), _ends(tasks, without_launches)
-        occupied_s: Floats = np.bincount(tasks.resources, tasks.seconds, self.tasks.prices.resources).astype(
+        is_launch = block.resources >= self.tasks.prices.launching(0)
+        without_launches = np.where(is_launch, 0.0, block.seconds)
+        ends, kernel_ends = _ends(block, block.seconds), _ends(block, without_launches)
+        occupied_s: Floats = np.bincount(block.resources, block.seconds, self.tasks.prices.resources).astype(
             np.float64
         )
-        last = np.empty(0, np.int32) if block.last_tasks is None else block.last_tasks.indices
+        last = np.empty(0, np.int32) if block.last_tasks is None else block.last_tasks
         first_s = min((kernel_ends[task] for task in last[last >= 0].tolist()), default=0.0)
         memory = np.zeros(workers) if block.memory is None else block.memory
         return Alone(
@@ -196,15 +161,14 @@ class BlockCosts:
         )
 
 
-def _ends(tasks: BlockTasks, seconds: Floats) -> list[float]:
+def _ends(block: TaskBlock, seconds: Floats) -> list[float]:
     """Return when each task of a block ends whose parts take so long, if nothing else is waited for."""
-    lasts = np.cumsum(tasks.parts).tolist()
+    lasts = np.cumsum(block.parts).tolist()
     ends = [
         float(seconds[last - parts : last].max(initial=0.0))
-        for last, parts in zip(lasts, tasks.parts.tolist(), strict=True)
+        for last, parts in zip(lasts, block.parts.tolist(), strict=True)
     ]
     alone_s = list(ends)
-    own = tasks.dependencies[tasks.dependencies[:, 0] == OWN]
-    for _, source, target in sorted(own.tolist(), key=lambda row: row[2]):
+    for source, target in sorted(block.pairs.tolist(), key=itemgetter(1)):
         ends[target] = max(ends[target], ends[source] + alone_s[target])
     return ends

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from partc.compiler.task_graphs.task_blocks import Draft, Ends, LastTasks, PlacedGroup, Sum, TaskBlock
+from partc.compiler.task_graphs.task_blocks import Draft, Ends, PlacedGroup, Sum, TaskBlock
 from partc.compiler.task_graphs.tensor_moves import MeshPlace, Messages, SentTensor, TensorMoves, Where
 from partc.cost.simulation.task_arrays import Floats, Ints
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
@@ -24,12 +24,11 @@ from partc.passes.search.operators.grouped_step import GroupedStep
 
 @dataclass(frozen=True, slots=True)
 class GradientTerm:
-    """A term of a parameter's gradient: its name and layout, who makes it, in which tasks and slot."""
+    """A term of a parameter's gradient: its name and layout, who makes it, and in which slot."""
 
     name: str
     layout: Layout
     placed: PlacedGroup
-    last_tasks: LastTasks
     slot: int
 
 
@@ -47,13 +46,14 @@ class UpdatedParameter:
 class _OfMesh:
     """What a mesh makes of a bucket's gradients.
 
+    slots  in which it makes them
     sums   the collectives that sum terms, one after the other -> bytes
     sent   messages
     homes  the workers that keep the parameters
     """
 
     placed: PlacedGroup
-    makers: dict[int, LastTasks] = field(default_factory=dict)  # by slot
+    slots: dict[int, None] = field(default_factory=dict)
     sums: dict[tuple[Sum, ...], int] = field(default_factory=dict)
     sent: list[Messages] = field(default_factory=list)
     homes: dict[int, None] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class UpdateWriter:
             seconds[at] += self._update_s(update)[at]
             for term in update.terms:
                 of_mesh = meshes.setdefault(term.placed.place, _OfMesh(term.placed))
-                of_mesh.makers[term.slot] = term.last_tasks
+                of_mesh.slots[term.slot] = None
                 of_mesh.homes.update(dict.fromkeys(update.home.workers))
                 self._add_term(of_mesh, update, term, own)
         draft = Draft(self._prices)
@@ -130,9 +130,8 @@ class UpdateWriter:
     def _bring_home(self, draft: Draft, of_mesh: _OfMesh) -> Ends:
         """Add the collectives and messages of a mesh's gradients; return what each keeper waits for."""
         placed, workers = of_mesh.placed, len(self._prices.workers)
-        if len(of_mesh.makers) == 1:
-            ((slot, last_tasks),) = of_mesh.makers.items()
-            ends = Ends.of(last_tasks, slot, workers)
+        if len(of_mesh.slots) == 1:
+            ends = Ends.of(placed.at, next(iter(of_mesh.slots)), workers)
         else:
             ends = self._joined(draft, of_mesh)
         for sums, nbytes in of_mesh.sums.items():
@@ -152,8 +151,8 @@ class UpdateWriter:
         """Add a task on each worker of a mesh, which takes no time, behind all that makes gradients there."""
         placed, workers = of_mesh.placed, len(self._prices.workers)
         joins = draft.joins(len(placed.at))
-        for slot, last_tasks in of_mesh.makers.items():
-            draft.wait_for_ends(Ends.of(last_tasks, slot, workers), placed.at, joins)
+        for slot in of_mesh.slots:
+            draft.wait(slot, placed.at, joins)
         ends = Ends(workers)
         ends.put(placed.at, joins)
         return ends

@@ -4,27 +4,17 @@
     transfer   a tensor, from the group that has it to those that want it on other devices, or other parts
     update     a bucket of parameters
 
-A block is written by the configurations of its `groups` and by the results of its `sources`: the blocks that
-it waits for, all before it, in slots 0, 1, ... Where these are equal, blocks of equal likeness are written
-alike.
+A block is written by how its `groups` are placed, and by what transfers send it, of its `sources`: the blocks
+that it waits for, all before it, in slots 0, 1, ... (flat_blocks.py).
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from partc.compiler.task_graphs.gradient_tasks import GradientTerm, UpdatedParameter, UpdateWriter
-from partc.compiler.task_graphs.task_blocks import (
-    ComputingInputs,
-    LastTasks,
-    PlacedGroup,
-    Task,
-    TaskBlock,
-    TransferInputs,
-    write_computing,
-    write_transfer,
-)
+from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock, write_computing, write_transfer
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves, Where
 from partc.passes.layouts.layouts import Layout
@@ -34,69 +24,16 @@ from partc.passes.search.operators.grouped_step import ASIDE, FORWARD, GroupedSt
 Computing = tuple[int, PassLevel]  # a group, and on which way
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WrittenBlock:
-    """A block, as it was written. Blocks of equal `results` have what others look for at the same tasks."""
-
-    block: TaskBlock
-    results: int
-
-
-NOT_WRITTEN = -1
-
-
-@dataclass(slots=True)
-class Present:
-    """What blocks are written by: how groups are placed, and the blocks written before them.
-
-    results  of each of `written`, NOT_WRITTEN where it is not there
-    """
-
-    placed: list[PlacedGroup]
-    written: list[WrittenBlock | None]
-    results: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.results = [NOT_WRITTEN if each is None else each.results for each in self.written]
-
-    def block(self, number: int) -> TaskBlock:
-        """Return a block that has been written."""
-        written = self.written[number]
-        assert written is not None, "blocks are written in order"
-        return written.block
-
-    def last_tasks(self, number: int) -> LastTasks:
-        """Return the last tasks of a block that computes."""
-        last_tasks = self.block(number).last_tasks
-        assert last_tasks is not None, "a block that computes"
-        return last_tasks
-
-    def put(self, number: int, written: WrittenBlock | None) -> None:
-        """Have a block be written."""
-        self.written[number] = written
-        self.results[number] = NOT_WRITTEN if written is None else written.results
-
-
 class StepBlock(Protocol):
     """A block of the step."""
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Return the groups whose configurations it is written by."""
+        """Return the groups by whose configurations it is written."""
 
     @property
     def sources(self) -> tuple[int, ...]:
         """Return the blocks that it waits for, by slot."""
-
-    @property
-    def likeness(self) -> Hashable:
-        """Return what is equal in blocks that are alike where groups and sources are."""
-
-    def inputs(self, present: Present) -> Hashable:
-        """Return what it is written by: equal inputs make equal blocks."""
-
-    def write(self, inputs: Any) -> TaskBlock:
-        """Write it. `inputs`: what the method of that name returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,30 +60,9 @@ class ComputingBlock:
         """Return the group."""
         return (self.group,)
 
-    @property
-    def likeness(self) -> Hashable:
-        """Return on which way it is, what it reads, and through which slots."""
-        return "computing", self.way, self.reads
-
-    def inputs(self, present: Present) -> ComputingInputs:
-        """Return how the group is placed, and what it waits for."""
-        placed = present.placed[self.group]
-        gates: dict[Task, None] = {}
-        makers: dict[int, LastTasks] = {}
-        cut_bytes = 0
-        for read in self.reads:
-            sent = None if read.transfer is None else present.block(self.sources[read.transfer])
-            for where in placed.wants((read.place, self.way)):
-                if sent is not None and read.transfer is not None and where in sent.gates:
-                    gates[read.transfer, sent.gates[where]] = None
-                elif read.maker is not None:
-                    makers[read.maker] = present.last_tasks(self.sources[read.maker])
-                cut_bytes += 0 if sent is None else sent.cuts.get(where, 0)
-        return ComputingInputs(placed, self.way, tuple(gates), tuple(makers.items()), cut_bytes)
-
-    def write(self, inputs: ComputingInputs) -> TaskBlock:
-        """Return a task on each worker, and the collectives behind them."""
-        return write_computing(self.prices, inputs)
+    def write(self, placed: PlacedGroup, has_gates: bool, cut_bytes: int) -> TaskBlock:
+        """Return a task on each worker, and the collectives behind them, as write_computing does."""
+        return write_computing(self.prices, placed, self.way, has_gates, cut_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,25 +81,13 @@ class TransferBlock:
     sources: tuple[int, ...]
 
     @property
-    def likeness(self) -> Hashable:
-        """Return the tensor's size and its places, and whether it is made in the step."""
-        return "transfer", self.tensor, self.place, self.reads, not self.sources
+    def is_made(self) -> bool:
+        """Tell whether the tensor is made in the step, not kept."""
+        return bool(self.sources)
 
-    def inputs(self, present: Present) -> TransferInputs:
-        """Return how the tensor is there, and where else it is wanted."""
-        placed = present.placed
-        here = placed[self.groups[0]].has(self.place, bool(self.sources))
-        targets: dict[Where, None] = {}
-        for group, read in zip(self.groups[1:], self.reads, strict=True):
-            for where in placed[group].wants(read):
-                targets[where] = None
-        targets.pop(here, None)
-        last_tasks = present.last_tasks(self.sources[0]) if self.sources and targets else None
-        return TransferInputs(self.tensor, here, last_tasks, tuple(targets))
-
-    def write(self, inputs: TransferInputs) -> TaskBlock:
-        """Return the messages that bring it to where it is wanted."""
-        return write_transfer(self.moves, inputs)
+    def write(self, here: Where, targets: Sequence[Where]) -> TaskBlock:
+        """Return the messages that bring it from how it is there to how else it is wanted."""
+        return write_transfer(self.moves, self.tensor, here, self.is_made, targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +110,6 @@ class ParameterOf:
     terms: tuple[TermOf, ...]
 
 
-class UpdateInputs(NamedTuple):
-    """A bucket, how its groups are placed, and by slot the tasks of the sources that make its gradients."""
-
-    bucket: int
-    placed: tuple[PlacedGroup, ...]
-    last_tasks: tuple[tuple[int, LastTasks], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class UpdateBlock:
     """A bucket of parameters: their gradients' sums, on their way home, and their updates."""
@@ -224,23 +120,8 @@ class UpdateBlock:
     groups: tuple[int, ...]
     sources: tuple[int, ...]
 
-    @property
-    def likeness(self) -> Hashable:
-        """Return which bucket it is."""
-        return "update", self.bucket
-
-    def inputs(self, present: Present) -> UpdateInputs:
-        """Return where parameters are kept, where gradients are made, and by which tasks."""
-        slots = dict.fromkeys(term.slot for parameter in self.parameters for term in parameter.terms)
-        return UpdateInputs(
-            self.bucket,
-            tuple([present.placed[group] for group in self.groups]),
-            tuple([(slot, present.last_tasks(self.sources[slot])) for slot in slots]),
-        )
-
-    def write(self, inputs: UpdateInputs) -> TaskBlock:
-        """Return the sums, the messages and the updates."""
-        placed, last_tasks = dict(zip(self.groups, inputs.placed, strict=True)), dict(inputs.last_tasks)
+    def write(self, placed: Mapping[int, PlacedGroup]) -> TaskBlock:
+        """Return the sums, the messages and the updates. `placed`: of the groups of its parameters."""
         updates = []
         for parameter in self.parameters:
             home = placed[parameter.home]
@@ -248,9 +129,7 @@ class UpdateBlock:
             terms = []
             for term in parameter.terms:
                 own = placed[term.group]
-                terms.append(
-                    GradientTerm(term.name, own.layout.has[term.place], own, last_tasks[term.slot], term.slot)
-                )
+                terms.append(GradientTerm(term.name, own.layout.has[term.place], own, term.slot))
             updates.append(UpdatedParameter(parameter.name, layout, home, tuple(terms)))
         return self.writer.write(updates)
 
@@ -268,7 +147,7 @@ class BlockList:
         self._step, self._layouts, self._prices = step, layouts, prices
         self._computing: dict[Computing, int] = {}
         self._transfer: dict[str, int] = {}
-        self._moves = TensorMoves(prices)
+        self.moves = TensorMoves(prices)
         order = _computing_order(step)
         results: dict[Computing, list[str]] = {}
         for tensor in step.readers:
@@ -280,7 +159,7 @@ class BlockList:
             self._add_computing(*computing)
             for tensor in results.get(computing, ()):
                 self._add_transfer(tensor)
-        writer = UpdateWriter(step, self._moves)
+        writer = UpdateWriter(step, self.moves)
         for bucket, parameters in enumerate(_buckets(step, order, bucket_bytes)):
             self._add_update(writer, bucket, parameters)
 
@@ -311,7 +190,7 @@ class BlockList:
         groups = (source, *(group for group, _ in readers))
         self._transfer[tensor] = len(self.blocks)
         sources = () if maker is None else (maker,)
-        self.blocks.append(TransferBlock(self._moves, known, place, reads, groups, sources))
+        self.blocks.append(TransferBlock(self.moves, known, place, reads, groups, sources))
 
     def _add_update(self, writer: UpdateWriter, bucket: int, parameters: Sequence[str]) -> None:
         step = self._step

@@ -1,37 +1,46 @@
 """The task graph of a step whose operator groups each have devices of their own (flexflow.txt, section 5.1).
 
-What the step consists of is in blocks (step_blocks.py). Blocks of alike groups with equal configurations are
-written once.
+What the step consists of is in blocks (step_blocks.py). What they are written by is looked up in compiled code
+(flat_blocks.py), so that blocks of alike groups with equal configurations are written once.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from operator import itemgetter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from partc.compiler.task_graphs.step_blocks import BlockList, Present, StepBlock, WrittenBlock
-from partc.compiler.task_graphs.task_blocks import PlacedGroup
+from partc.compiler.task_graphs.block_templates import BlockNumbers, BlockTemplates, PlacedGroups, scratch_of
+from partc.compiler.task_graphs.flat_blocks import (
+    COMPUTING,
+    KEYS_FULL,
+    LINKS_FULL,
+    LOW_BITS,
+    TRANSFER,
+    Now,
+    find_templates,
+)
+from partc.compiler.task_graphs.key_table import no_keys, with_room
+from partc.compiler.task_graphs.step_blocks import BlockList, StepBlock, UpdateBlock
+from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock, write_computing, write_transfer
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace
-from partc.cost.simulation.task_arrays import Floats
+from partc.cost.simulation.task_arrays import Floats, Graph, Ints
 from partc.cost.simulation.task_graph import TaskGraph
 from partc.passes.search.operators.group_layouts import GroupLayouts
 from partc.passes.search.operators.grouped_step import GroupedStep
 from partc.passes.search.operators.operator_space import OperatorConfig
 
-MOST_REMEMBERED = 50_000  # blocks
-
-Chosen = Callable[[Sequence[object]], object]  # some entries of a sequence
+# Beyond these, all is forgotten, and what is there written anew.
+MOST_TEMPLATES, MOST_LINKED = 50_000, 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What a move changed."""
+    """How groups were placed, and what blocks had, before a move."""
 
-    placed: Mapping[int, PlacedGroup] = field(default_factory=dict)
-    written: Mapping[int, WrittenBlock | None] = field(default_factory=dict)
+    placing: Ints
+    template: Ints
+    graph: Graph
 
 
 class StepTasks:
@@ -43,35 +52,30 @@ class StepTasks:
         self._layouts = GroupLayouts(step)
         self._known: dict[tuple[int, OperatorConfig], PlacedGroup | None] = {}
         self._placings: dict[Hashable, PlacedGroup] = {}
-        self._blocks = BlockList(step, self._layouts, prices, bucket_bytes).blocks
-        self._waiting: list[list[int]] = [[] for _ in self._blocks]  # block -> those that wait for it
+        listed = BlockList(step, self._layouts, prices, bucket_bytes)
+        self._blocks, self._moves = listed.blocks, listed.moves
         self._following: list[list[int]] = [[] for _ in step.groups]  # group -> the blocks written by it
         for number, block in enumerate(self._blocks):
-            for source in block.sources:
-                self._waiting[source].append(number)
             for group in dict.fromkeys(block.groups):
                 self._following[group].append(number)
-        self._keys = _keys_of(self._blocks)
-        self._present = Present([], [None] * len(self._blocks))
-        self._remembered: dict[Hashable, WrittenBlock] = {}
-        self._by_inputs: dict[Hashable, WrittenBlock] = {}
-        self._results: dict[Hashable, int] = {}
+        self._numbers = BlockNumbers(self._blocks)
+        self._placed = PlacedGroups(self._numbers)
         self.graph = TaskGraph(
             [block.sources for block in self._blocks], prices.resources, prices.launching(0)
         )
-        self._before = _Before()
-        self._memory: Floats = np.zeros(len(prices.workers))
+        self._scratch = scratch_of(self._blocks, self._numbers.flat.longest, 1 << 10)
+        self._forget()
+        self._before: _Before | None = None
 
     # ------------------------------------------------------------ configurations
 
     def begin(self, configs: Sequence[OperatorConfig]) -> float | None:
         """Build the graph anew; return the seconds of a step, None where a group cannot be divided so."""
-        placed = [self._place(number, config) for number, config in enumerate(configs)]
-        if any(each is None for each in placed):
+        placed = self._numbers_of(dict(enumerate(configs)))
+        if placed is None:
             return None
-        known = [each for each in placed if each is not None]
-        self._present = Present(known, [None] * len(self._blocks))
-        self._memory = np.zeros(len(self.prices.workers))
+        self._now.placing[:] = [placed[number] for number in range(len(configs))]
+        self._forget_if_full()
         self._rewrite(range(len(self._blocks)))
         return self.graph.full()
 
@@ -81,28 +85,26 @@ class StepTasks:
         None where a group cannot be divided so, or variables take more memory than a worker has: then
         nothing is changed. Otherwise `undo` takes it back.
         """
-        placed = {number: self._place(number, config) for number, config in changes.items()}
-        if any(each is None for each in placed.values()):
+        placed = self._numbers_of(changes)
+        if placed is None:
             return None
-        former = {number: self._present.placed[number] for number in placed}
-        for number, each in placed.items():
-            assert each is not None
-            self._present.placed[number] = each
-        written = self._rewrite({block for number in placed for block in self._following[number]})
-        self._before = _Before(former, written)
+        self._forget_if_full()
+        before = _Before(self._now.placing.copy(), self._now.template.copy(), self.graph.now)
+        for number, placing in placed.items():
+            self._now.placing[number] = placing
+        self._rewrite({block for number in placed for block in self._following[number]})
+        self._before = before
         if self.exceeds_memory:
             self.undo()
             return None
-        return self.graph.delta(limit_s) if written else self.graph.full()
+        return self.graph.delta(limit_s)
 
     def undo(self) -> None:
         """Take the last move back."""
-        for number, placed in self._before.placed.items():
-            self._present.placed[number] = placed
-        for number, written in self._before.written.items():
-            self._put(number, written)
-        if self._before.written:
-            self.graph.undo()
+        assert self._before is not None, "a move"
+        self._now.placing[:], self._now.template[:] = self._before.placing, self._before.template
+        self._before = None
+        self.graph.undo()
 
     @property
     def blocks(self) -> Sequence[StepBlock]:
@@ -116,19 +118,36 @@ class StepTasks:
     @property
     def exceeds_memory(self) -> bool:
         """Tell whether variables take more memory than a worker has."""
-        return bool((self._memory > self.prices.limits_bytes).any())
+        memory = np.zeros(len(self.prices.workers))
+        for block in self._present(self._numbers.buckets):
+            assert block.memory is not None, "an update"
+            memory += block.memory
+        return bool((memory > self.prices.limits_bytes).any())
 
     @property
     def sent_bytes(self) -> float:
         """Return the bytes that workers send each other in a step."""
-        return sum(written.block.sent for written in self._present.written if written is not None)
+        return sum(block.sent for block in self._present())
 
     @property
     def computing_s(self) -> float:
         """Return the seconds that all workers compute together in a step."""
-        blocks = (written.block for written in self._present.written if written is not None)
         last = len(self.prices.workers)
-        return float(sum(b.tasks.seconds[b.tasks.resources < last].sum() for b in blocks))
+        return float(sum(b.seconds[b.resources < last].sum() for b in self._present()))
+
+    def _present(self, numbers: Sequence[int] | slice = slice(None)) -> Iterable[TaskBlock]:
+        blocks = (self._templates.each[number] for number in self._now.template[numbers].tolist())
+        return (block for block in blocks if block is not None)
+
+    def _numbers_of(self, configs: Mapping[int, OperatorConfig]) -> dict[int, int] | None:
+        """Return the number of each group's placing, None where one cannot be divided so."""
+        numbers = {}
+        for group, config in configs.items():
+            placed = self._place(group, config)
+            if placed is None:
+                return None
+            numbers[group] = self._placed.number(placed)
+        return numbers
 
     def _place(self, number: int, config: OperatorConfig) -> PlacedGroup | None:
         if (number, config) not in self._known:
@@ -142,71 +161,71 @@ class StepTasks:
 
     # ------------------------------------------------------------ blocks
 
-    def _rewrite(self, numbers: Iterable[int]) -> dict[int, WrittenBlock | None]:
-        """Write blocks anew, and those that see other results then; return what changed as it was before."""
-        former: dict[int, WrittenBlock | None] = {}
-        queue = sorted(numbers)
-        queued = set(queue)
-        written = self._present.written
-        while queue:
-            number = heappop(queue)
-            before, now = written[number], self._written(number)
-            if now is before:
-                continue
-            former[number] = before
-            self._put(number, now)
-            if before is None or now.results != before.results:
-                for waiting in self._waiting[number]:
-                    if waiting not in queued:
-                        queued.add(waiting)
-                        heappush(queue, waiting)
-        if former:
-            self.graph.replace({number: self._present.block(number).tasks for number in former})
-        return former
+    def _rewrite(self, numbers: Iterable[int]) -> None:
+        """Write blocks anew, and those that see other results then."""
+        now, former = self._now, self.graph.now
+        self.graph.now = Graph(former.content.copy(), former.link.copy())
+        now.is_due[list(numbers)] = 1
+        is_changed = np.zeros_like(now.is_changed)
+        now = now._replace(is_changed=is_changed)
+        while missing := self._find_templates(now):
+            if missing == KEYS_FULL:
+                self._keys = with_room(self._keys, self._numbers.flat.longest)
+            elif missing == LINKS_FULL:
+                self._make_room()
+            else:
+                for key in self._scratch.missing[:missing].tolist():
+                    self._keys.value[key] = self._templates.add(self._write(key))
+        self.graph.change(former, is_changed)
 
-    def _put(self, number: int, written: WrittenBlock | None) -> None:
-        """Have a block, and its memory, in place of the one before."""
-        before = self._present.written[number]
-        self._present.put(number, written)
-        for each, sign in ((before, -1), (written, 1)):
-            if each is not None and each.block.memory is not None:
-                self._memory = self._memory + sign * each.block.memory
-
-    def _written(self, number: int) -> WrittenBlock:
-        """Return a block as the configurations and blocks that it depends on have it."""
-        likeness, places, results = self._keys[number]
-        key = likeness, places(self._present.placed), results(self._present.results)
-        block = self._remembered.get(key)
-        if block is None:
-            if len(self._remembered) > MOST_REMEMBERED:
-                self._remembered, self._by_inputs = {}, {}
-            block = self._remembered[key] = self._write(number)
-        return block
-
-    def _write(self, number: int) -> WrittenBlock:
-        """Return a block by what it is written by, which may be less than what it depends on."""
-        block = self._blocks[number]
-        inputs = block.inputs(self._present)
-        if inputs not in self._by_inputs:
-            written = block.write(inputs)
-            results = written.last_tasks, tuple(written.gates.items()), tuple(written.cuts.items())
-            number = self._results.setdefault(results, len(self._results))
-            self._by_inputs[inputs] = WrittenBlock(written, number)
-        return self._by_inputs[inputs]
-
-
-def _keys_of(blocks: Sequence[StepBlock]) -> list[tuple[int, Chosen, Chosen]]:
-    """Return for each block a number of its likeness, and what picks its groups and its sources."""
-    likenesses: dict[Hashable, int] = {}
-    return [
-        (
-            likenesses.setdefault(block.likeness, len(likenesses)),
-            _chosen(block.groups),
-            _chosen(block.sources),
+    def _find_templates(self, now: Now) -> int:
+        return find_templates(
+            self._numbers.flat,
+            self._placed.flat,
+            self._templates.flat,
+            self._keys,
+            self.graph.links,
+            self.graph.waiting,
+            now,
+            self.graph.now,
+            self._scratch,
         )
-        for block in blocks
-    ]
 
+    def _write(self, key: int) -> TaskBlock:
+        """Write what a key is of, as flat_blocks.py makes them."""
+        begin, end = self._keys.begin[key : key + 2]
+        kind, first, *rest = self._keys.part[begin:end].tolist()
+        if kind == COMPUTING:
+            way, has_gates, low, high = rest
+            placed, cut = self._placed.numbers.each[first], low | high << LOW_BITS
+            return write_computing(self.prices, placed, self._numbers.ways.each[way], bool(has_gates), cut)
+        if kind == TRANSFER:
+            tensor, is_made = self._numbers.tensors.each[first]
+            here, *targets = (self._placed.wheres.each[where] for where in rest)
+            return write_transfer(self._moves, tensor, here, is_made, targets)
+        block = self._blocks[self._numbers.buckets[first]]
+        assert isinstance(block, UpdateBlock)
+        placed_groups = (self._placed.numbers.each[number] for number in rest)
+        return block.write(dict(zip(block.groups, placed_groups, strict=True)))
 
-def _chosen(places: Sequence[int]) -> Chosen:
-    return itemgetter(*places) if places else lambda _: ()
+    def _make_room(self) -> None:
+        """Have twice the room for links."""
+        rows, used = 2 * len(self._scratch.source), self.graph.links.used
+        self._scratch = scratch_of(self._blocks, self._numbers.flat.longest, rows)
+        self.graph.have_room(int(used[1]) + rows, int(used[2]) + rows)
+
+    def _forget_if_full(self) -> None:
+        used = self.graph.links.used
+        if len(self._templates.each) > MOST_TEMPLATES or used[1] + used[2] > MOST_LINKED:
+            placing = self._now.placing
+            self._forget()
+            self._now.placing[:] = placing
+            self._rewrite(range(len(self._blocks)))
+
+    def _forget(self) -> None:
+        """Forget all blocks, and have none."""
+        self.graph.forget()
+        self._templates = BlockTemplates(self.graph, self._placed.wheres, len(self.prices.workers))
+        self._keys = no_keys()
+        groups, blocks = len(self.step.groups), len(self._blocks)
+        self._now = Now(*(np.zeros(size, np.int32) for size in (groups, blocks, blocks, blocks)))

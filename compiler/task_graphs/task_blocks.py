@@ -1,14 +1,16 @@
 """The tasks of a block: what operator groups compute, what goes between them, how parameters are updated.
 
+Of the blocks that it waits for a block names no tasks, but workers: what each of them does last there. So it is
+the same whatever these blocks consist of.
+
 A communication is one task, which takes the time of all its members and lanes at once: it begins when all
 members are ready, of which each takes a little time of its own to begin with.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +18,6 @@ from partc.compiler.task_graphs.task_prices import ComputePrice, PricedCommunica
 from partc.compiler.task_graphs.tensor_moves import MeshPlace, SentTensor, TensorMoves, Where
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.task_arrays import OWN, Floats, Ints
-from partc.cost.simulation.task_graph import BlockTasks
 from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
@@ -25,7 +26,6 @@ from partc.passes.search.operators.grouped_step import PassLevel
 
 NOT_HERE = -1  # in place of a worker's task
 
-Task = tuple[int, int]  # the slot of its block, and its index there
 Sum = tuple[CollectiveKind, tuple[int, ...]]  # along which mesh axes
 
 
@@ -78,54 +78,48 @@ def _lines(place: MeshPlace, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ..
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LastTasks:
-    """The last task of each worker, int32[workers], NOT_HERE where it has none. Equal ones are one object."""
-
-    indices: Ints
-
-    @staticmethod
-    def of(indices: Ints) -> "LastTasks":
-        """Return the one object."""
-        return _last_tasks_of(indices.tobytes())
-
-
-@cache
-def _last_tasks_of(indices: bytes) -> LastTasks:
-    return LastTasks(np.frombuffer(indices, np.int32))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class TaskBlock:
     """Tasks that may stand for several alike blocks, and where others find their results.
 
-    last_tasks  of computing
+    parts, resources, seconds  as in BlockTasks
+    pairs       int32[m, 2]: indices of which the second task waits for the first
+    awaited     by slot of a block that is waited for, int32[n, 2]: a worker, whose last task there, if it has
+                one, is waited for, and the task that waits. Of computing one for all slots
+    last_tasks  of computing, int32[workers]: the last task of each, NOT_HERE where it has none
     gates       of a transfer: how a reader wants it -> the task behind it
     cuts        of a transfer: likewise, the bytes of a part that a reader cuts out of what it has
     memory      of an update: bytes of variables, float64[workers]
     sent        bytes that workers send each other
     """
 
-    tasks: BlockTasks
+    parts: Ints
+    resources: Ints
+    seconds: Floats
+    pairs: Ints
+    awaited: tuple[Ints, ...]
     sent: float
-    last_tasks: LastTasks | None = None
+    last_tasks: Ints | None = None
     gates: Mapping[Where, int] = field(default_factory=dict)
     cuts: Mapping[Where, int] = field(default_factory=dict)
     memory: Floats | None = None
 
 
 class Ends:
-    """The last task of each worker so far: its slot and index, int32[workers]; NOT_HERE where it has none."""
+    """What each worker ended with so far, int32[workers]: a slot and the worker, or OWN and the index of a task.
+
+    NOT_HERE in place of either where it has nothing.
+    """
 
     def __init__(self, workers: int) -> None:
         self.slots: Ints = np.full(workers, OWN, np.int32)
         self.indices: Ints = np.full(workers, NOT_HERE, np.int32)
 
     @staticmethod
-    def of(last_tasks: LastTasks | None, slot: int, workers: int) -> "Ends":
-        """Return where another block makes something."""
+    def of(makers: Ints | Sequence[int], slot: int, workers: int) -> "Ends":
+        """Return the ends of those who make something in another block."""
         ends = Ends(workers)
-        if last_tasks is not None:
-            ends.slots[:], ends.indices[:] = slot, last_tasks.indices
+        at = np.array(makers, np.int32)
+        ends.slots[at], ends.indices[at] = slot, at
         return ends
 
     def put(self, workers: Ints | Sequence[int], indices: Ints | int) -> None:
@@ -181,7 +175,7 @@ class Draft:
         return self._count - 1
 
     def wait(self, slots: Ints | int, sources: Ints | int, targets: Ints | int) -> None:
-        """Have tasks of the block wait for others, one for one; or all for one."""
+        """Have tasks of the block wait for others, one for one; or all for one. `sources`: as in Ends."""
         rows = np.empty((max(np.size(sources), np.size(targets)), 3), np.int32)
         rows[:, 0], rows[:, 1], rows[:, 2] = slots, sources, targets
         self._rows.append(rows)
@@ -229,19 +223,20 @@ class Draft:
 
     def finish(
         self,
-        last_tasks: LastTasks | None = None,
+        last_tasks: Ints | None = None,
         gates: Mapping[Where, int] | None = None,
         cuts: Mapping[Where, int] | None = None,
         memory: Floats | None = None,
     ) -> TaskBlock:
         """Return the block."""
+        rows = np.concatenate([NO_ROWS, *self._rows])
+        slots = rows[:, 0]
         return TaskBlock(
-            BlockTasks(
-                np.concatenate([NOTHING, *self._parts]),
-                np.concatenate([NOTHING, *self._resources]),
-                np.concatenate([NO_SECONDS, *self._seconds]),
-                np.concatenate([NO_ROWS, *self._rows]),
-            ),
+            np.concatenate([NOTHING, *self._parts]),
+            np.concatenate([NOTHING, *self._resources]),
+            np.concatenate([NO_SECONDS, *self._seconds]),
+            rows[slots == OWN, 1:],
+            tuple(rows[slots == slot, 1:] for slot in range(int(slots.max(initial=OWN)) + 1)),
             self._sent,
             last_tasks,
             gates or {},
@@ -258,40 +253,27 @@ NO_ROWS: Ints = np.zeros((0, 3), np.int32)
 # ---------------------------------------------------------------- computing
 
 
-class ComputingInputs(NamedTuple):
-    """What a group's tasks on one way are written by.
+def write_computing(
+    prices: TaskPrices, placed: PlacedGroup, way: PassLevel, has_gates: bool, cut_bytes: int
+) -> TaskBlock:
+    """Return what a group does on one way: a task on each worker, then its collectives.
 
-    gates      tasks that all workers wait for
-    makers     slots of blocks of which each worker waits for its own last task
+    has_gates  it waits for transfers
     cut_bytes  of parts that are cut out of what the group has
     """
-
-    placed: PlacedGroup
-    way: PassLevel
-    gates: tuple[Task, ...]
-    makers: tuple[tuple[int, LastTasks], ...]
-    cut_bytes: int
-
-
-def write_computing(prices: TaskPrices, inputs: ComputingInputs) -> TaskBlock:
-    """Return what a group does on one way: a task on each worker, then its collectives."""
-    draft, placed = Draft(prices), inputs.placed
-    collectives = _joined(placed.layout, inputs.way)
-    work = prices.work(placed.layout.work[inputs.way], bool(inputs.gates) + len(collectives))
-    if inputs.cut_bytes:
-        cut = prices.work(Work(0, 2 * inputs.cut_bytes, 2 * inputs.cut_bytes, 1, 0), 0)
+    draft = Draft(prices)
+    collectives = _joined(placed.layout, way)
+    work = prices.work(placed.layout.work[way], has_gates + len(collectives))
+    if cut_bytes:
+        cut = prices.work(Work(0, 2 * cut_bytes, 2 * cut_bytes, 1, 0), 0)
         work = ComputePrice(work.launching_s + cut.launching_s, work.computing_s + cut.computing_s)
     tasks = draft.computing(placed.at, work)
-    for slot, index in inputs.gates:
-        draft.wait(slot, index, tasks)
-    workers = len(prices.workers)
-    for slot, last_tasks in inputs.makers:
-        draft.wait_for_ends(Ends.of(last_tasks, slot, workers), placed.at, tasks)
-    ends = Ends(workers)
+    draft.wait(0, placed.at, tasks)
+    ends = Ends(len(prices.workers))
     ends.put(placed.at, tasks)
     for (_, kind, axes), nbytes in sorted(collectives.items()):
         draft.sum_along(placed, kind, axes, nbytes, ends)
-    return draft.finish(last_tasks=LastTasks.of(ends.indices))
+    return draft.finish(last_tasks=ends.indices)
 
 
 def _joined(layout: GroupLayout, way: PassLevel) -> dict[tuple[int, CollectiveKind, tuple[int, ...]], int]:
@@ -306,22 +288,18 @@ def _joined(layout: GroupLayout, way: PassLevel) -> dict[tuple[int, CollectiveKi
 # ---------------------------------------------------------------- transfers
 
 
-class TransferInputs(NamedTuple):
-    """What sends a tensor: how it is there, who makes it (in slot 0), where else it is wanted, and how."""
+def write_transfer(
+    moves: TensorMoves, tensor: SentTensor, here: Where, is_made: bool, targets: Sequence[Where]
+) -> TaskBlock:
+    """Return what sends a tensor to all who want it elsewhere, once to equal meshes.
 
-    tensor: SentTensor
-    here: Where
-    last_tasks: LastTasks | None
-    targets: tuple[Where, ...]
-
-
-def write_transfer(moves: TensorMoves, inputs: TransferInputs) -> TaskBlock:
-    """Return what sends a tensor to all who want it elsewhere, once to equal meshes."""
-    draft, tensor, here = Draft(moves.prices), inputs.tensor, inputs.here
-    ends = Ends.of(inputs.last_tasks, 0, len(moves.prices.workers))
+    `is_made`: in the step, by the workers who have it; in slot 0.
+    """
+    draft = Draft(moves.prices)
+    ends = Ends.of(here.place.workers if is_made else (), 0, len(moves.prices.workers))
     gates: dict[Where, int] = {}
     cuts: dict[Where, int] = {}
-    for where in inputs.targets:
+    for where in targets:
         if (moved := moves.priced(tensor, here, where)) is not None:
             gates[where] = draft.communicate(moved, moves.members(here.place, where.place), ends)
         elif where.placements != here.placements:

@@ -241,7 +241,7 @@ class TaskGraph:
     def have_room(self, bounds: int, targets: int) -> None:
         """Have room for further links, with so many bounds and targets."""
         links, used = self.links, self.links.used
-        needed = (*(int(used[0]) + 1,) * 4, int(used[1]) + bounds, int(used[2]) + targets)
+        needed = (*(int(used[0]) + bounds,) * 4, int(used[1]) + bounds, int(used[2]) + targets)
         sized = zip(links[:-1], needed, strict=True)
         self.links = Links._make((*(_with_room(values, size) for values, size in sized), used))
 

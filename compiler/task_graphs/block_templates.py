@@ -1,0 +1,231 @@
+"""The arrays by which compiled code (flat_blocks.py) looks blocks up, and what Python adds to them."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partc.compiler.task_graphs.flat_blocks import (
+    COMPUTING,
+    TRANSFER,
+    UPDATE,
+    Blocks,
+    Placings,
+    Scratch,
+    Templates,
+)
+from partc.compiler.task_graphs.step_blocks import ComputingBlock, StepBlock, TransferBlock, UpdateBlock
+from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock
+from partc.compiler.task_graphs.tensor_moves import SentTensor, Where
+from partc.cost.simulation.task_arrays import NONE, Ints
+from partc.cost.simulation.task_graph import TaskGraph
+from partc.passes.search.operators.grouped_step import PassLevel
+
+AnyHashable = TypeVar("AnyHashable", bound=Hashable)
+
+
+class Numbers(Generic[AnyHashable]):
+    """Numbers of things, from 0 on as they come."""
+
+    def __init__(self) -> None:
+        self.each: list[AnyHashable] = []
+        self._numbers: dict[AnyHashable, int] = {}
+
+    def of(self, thing: AnyHashable) -> int:
+        """Return the number of a thing."""
+        number = self._numbers.setdefault(thing, len(self.each))
+        if number == len(self.each):
+            self.each.append(thing)
+        return number
+
+    def has(self, thing: AnyHashable) -> bool:
+        """Tell whether it has a number."""
+        return thing in self._numbers
+
+
+class Rows:
+    """An array that grows at its end. `values` has room beyond its `used` rows."""
+
+    def __init__(self, dtype: type, *rest: int) -> None:
+        self.values: NDArray[Any] = np.zeros((16, *rest), dtype)
+        self.used = 0
+
+    def add(self, rows: NDArray[Any] | Sequence[Any]) -> int:
+        """Add rows; return where they begin."""
+        begin, self.used = self.used, self.used + len(rows)
+        if self.used > len(self.values):
+            larger = np.zeros((2 * self.used, *self.values.shape[1:]), self.values.dtype)
+            larger[:begin] = self.values[:begin]
+            self.values = larger
+        self.values[begin : self.used] = rows
+        return begin
+
+
+class BlockNumbers:
+    """A step's blocks in numbers: of ways, tensors and whether these are made, buckets, and columns."""
+
+    def __init__(self, blocks: Sequence[StepBlock]) -> None:
+        self.ways: Numbers[PassLevel] = Numbers()
+        self.tensors: Numbers[tuple[SentTensor, bool]] = Numbers()
+        self.buckets: list[int] = []  # blocks
+        self.has: Numbers[tuple[int, bool]] = Numbers()
+        self.wants: Numbers[tuple[int, PassLevel]] = Numbers()
+        rows = [self._row(number, block) for number, block in enumerate(blocks)]
+        reads = [read for *_, own in rows for read in own]
+        self.flat = Blocks(
+            *(np.array([row[column] for row in rows], np.int32) for column in range(2)),
+            _bounds([block.groups for block in blocks]),
+            _flat(block.groups for block in blocks),
+            _bounds([row[2] for row in rows]),
+            *(np.array([read[column] for read in reads], np.int32) for column in range(3)),
+            6 + max((len(block.groups) * WANTED for block in blocks), default=0),
+        )
+
+    def _row(self, number: int, block: StepBlock) -> tuple[int, int, list[tuple[int, int, int]]]:
+        """Return a block's kind, its number of that kind, and its reads: column, transfer, maker."""
+        if isinstance(block, ComputingBlock):
+            reads = [
+                (
+                    self.wants.of((read.place, block.way)),
+                    NONE if read.transfer is None else read.transfer,
+                    NONE if read.maker is None else read.maker,
+                )
+                for read in block.reads
+            ]
+            return COMPUTING, self.ways.of(block.way), reads
+        if isinstance(block, TransferBlock):
+            columns = [self.has.of((block.place, block.is_made)), *map(self.wants.of, block.reads)]
+            which = self.tensors.of((block.tensor, block.is_made))
+            return TRANSFER, which, [(column, NONE, NONE) for column in columns]
+        assert isinstance(block, UpdateBlock)
+        self.buckets.append(number)
+        return UPDATE, len(self.buckets) - 1, []
+
+
+WANTED = 8  # ways in which a group reads a tensor, at the most
+
+
+class PlacedGroups:
+    """The groups that were placed so far, and how they have and want tensors."""
+
+    def __init__(self, blocks: BlockNumbers) -> None:
+        self.numbers: Numbers[PlacedGroup] = Numbers()
+        self.wheres: Numbers[Where] = Numbers()
+        self._blocks = blocks
+        self._has, self._begin, self._end = (
+            Rows(np.int32, max(1, len(columns.each))) for columns in (blocks.has, blocks.wants, blocks.wants)
+        )
+        self._wants = Rows(np.int32)
+
+    def number(self, placed: PlacedGroup) -> int:
+        """Return the number of a placed group."""
+        if not self.numbers.has(placed):
+            self._add(placed)
+        return self.numbers.of(placed)
+
+    def _add(self, placed: PlacedGroup) -> None:
+        self._has.add([[self.wheres.of(placed.has(*column)) for column in self._blocks.has.each] or [0]])
+        bounds = []
+        for column in self._blocks.wants.each:
+            wanted = [self.wheres.of(where) for where in placed.wants(column)]
+            assert len(wanted) <= WANTED, "room in keys"
+            begin = self._wants.add(wanted)
+            bounds.append((begin, begin + len(wanted)))
+        self._begin.add([[begin for begin, _ in bounds] or [0]])
+        self._end.add([[end for _, end in bounds] or [0]])
+
+    @property
+    def flat(self) -> Placings:
+        """Return the arrays."""
+        return Placings(*(rows.values for rows in (self._has, self._begin, self._end, self._wants)))
+
+
+class BlockTemplates:
+    """The templates so far. Number 0 has no tasks."""
+
+    def __init__(self, graph: TaskGraph, wheres: Numbers[Where], workers: int) -> None:
+        self.each: list[TaskBlock | None] = [None]
+        self._graph, self._wheres = graph, wheres
+        self._outcomes: Numbers[object] = Numbers()
+        self._outcomes.of(())
+        self._lists: Numbers[bytes] = Numbers()
+        self._last_tasks: Numbers[bytes] = Numbers()
+        self._columns = [Rows(np.int32) for _ in range(7)]
+        for rows in self._columns:
+            rows.add([0])
+        self._list, self._worker, self._task = (Rows(np.int32) for _ in range(3))
+        self._list_begin = Rows(np.int32)
+        self._list_begin.add([0])
+        self._gates = Rows(np.int32), Rows(np.int32), Rows(np.int64)
+        self._last = Rows(np.int32, workers)
+
+    def add(self, block: TaskBlock) -> int:
+        """Return the number of a new template."""
+        gates = [
+            (self._wheres.of(where), block.gates.get(where, NONE), block.cuts.get(where, 0))
+            for where in dict.fromkeys((*block.gates, *block.cuts))
+        ]
+        last = 0 if block.last_tasks is None else self._row(block.last_tasks)
+        outcome: object = tuple(gates) if block.last_tasks is None else last
+        fields = (
+            self._graph.add_content(block.parts, block.resources, block.seconds, block.pairs),
+            self._outcomes.of(outcome),
+            last,
+            self._list.add([self._list_number(rows) for rows in block.awaited]),
+            len(block.awaited),
+            self._add_gates(gates),
+            len(gates),
+        )
+        for rows, value in zip(self._columns, fields, strict=True):
+            rows.add([value])
+        self.each.append(block)
+        return len(self.each) - 1
+
+    def _row(self, last_tasks: Ints) -> int:
+        key = last_tasks.tobytes()
+        if not self._last_tasks.has(key):
+            self._last.add([last_tasks])
+        return self._last_tasks.of(key)
+
+    def _list_number(self, rows: Ints) -> int:
+        key = rows.tobytes()
+        if not self._lists.has(key):
+            self._worker.add(rows[:, 0])
+            self._list_begin.add([self._task.add(rows[:, 1]) + len(rows)])
+        return self._lists.of(key)
+
+    def _add_gates(self, gates: Sequence[tuple[int, int, int]]) -> int:
+        begin = self._gates[0].used
+        for column, rows in enumerate(self._gates):
+            rows.add([gate[column] for gate in gates])
+        return begin
+
+    @property
+    def flat(self) -> Templates:
+        """Return the arrays."""
+        rows = (
+            *self._columns,
+            self._list,
+            self._list_begin,
+            self._worker,
+            self._task,
+            *self._gates,
+            self._last,
+        )
+        return Templates(*(each.values for each in rows))
+
+
+def scratch_of(blocks: Sequence[StepBlock], longest: int, rows: int) -> Scratch:
+    """Return room to work in. `longest`: of keys; `rows`: of links."""
+    slots = max((len(block.sources) for block in blocks), default=0) + 1
+    sizes = longest, longest, longest, longest, rows, rows, slots, len(blocks)
+    return Scratch(*(np.zeros(size, np.int32) for size in sizes))
+
+
+def _flat(each: Iterable[Sequence[int]]) -> Ints:
+    return np.array([value for own in each for value in own], np.int32)
+
+
+def _bounds(each: Sequence[Sequence[object]]) -> Ints:
+    return np.cumsum([0, *map(len, each)], dtype=np.int32)
