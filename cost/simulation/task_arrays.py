@@ -88,7 +88,7 @@ def inner(kernel: AnyKernel) -> AnyKernel:
     Each combination of argument types is compiled apart, numbers of 32 and 64 bits and literals among them:
     where calls differ in these, callers convert.
     """
-    return cast(AnyKernel, _numba.njit(no_cfunc_wrapper=True, no_cpython_wrapper=True)(kernel))
+    return cast(AnyKernel, _numba.njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, forceinline=True)(kernel))
 
 
 @compiled
