@@ -20,6 +20,8 @@ from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock
 from partc.compiler.task_graphs.tensor_moves import SentTensor, Where
 from partc.cost.simulation.task_arrays import NONE, Ints
 from partc.cost.simulation.task_graph import TaskGraph
+from partc.passes.layouts.layouts import Layout
+from partc.passes.search.operators.group_layouts import plain
 from partc.passes.search.operators.grouped_step import PassLevel
 
 AnyHashable = TypeVar("AnyHashable", bound=Hashable)
@@ -125,15 +127,21 @@ class PlacedGroups:
         return self.numbers.of(placed)
 
     def _add(self, placed: PlacedGroup) -> None:
-        self._has.add([[self.wheres.of(placed.has(*column)) for column in self._blocks.has.each] or [0]])
-        bounds = []
-        for column in self._blocks.wants.each:
-            wanted = [self.wheres.of(where) for where in placed.wants(column)]
+        layout, columns = placed.layout, self._blocks
+        whole = self.wheres.of(Where.of(placed.place, plain(Layout(""))))
+        has, begin, end = (np.zeros(rows.values.shape[1], np.int32) for rows in (self._has, self._begin, self._end))
+        has[:] = whole
+        for column in (*((n, True) for n in layout.has), *((n, False) for n in layout.homes)):
+            if columns.has.has(column):
+                has[columns.has.of(column)] = self.wheres.of(placed.has(*column))
+        for read in filter(columns.wants.has, layout.wants):
+            wanted = [self.wheres.of(where) for where in placed.wants(read)]
             assert len(wanted) <= WANTED, "room in keys"
-            begin = self._wants.add(wanted)
-            bounds.append((begin, begin + len(wanted)))
-        self._begin.add([[begin for begin, _ in bounds] or [0]])
-        self._end.add([[end for _, end in bounds] or [0]])
+            number = columns.wants.of(read)
+            begin[number] = self._wants.add(wanted)
+            end[number] = begin[number] + len(wanted)
+        for rows, values in ((self._has, has), (self._begin, begin), (self._end, end)):
+            rows.add([values])
 
     @property
     def flat(self) -> Placings:

@@ -4,7 +4,7 @@ What the step consists of is in blocks (step_blocks.py). What they are written b
 (flat_blocks.py), so that blocks of alike groups with equal configurations are written once.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,8 +50,8 @@ class StepTasks:
         self.step = step
         self.prices = prices
         self._layouts = GroupLayouts(step)
-        self._known: dict[tuple[int, OperatorConfig], PlacedGroup | None] = {}
-        self._placings: dict[Hashable, PlacedGroup] = {}
+        self._known: dict[tuple[int, OperatorConfig], PlacedGroup | None] = {}  # by likeness of groups
+        self._likeness = [self._layouts.likeness(number) for number in range(len(step.groups))]
         listed = BlockList(step, self._layouts, prices, bucket_bytes)
         self._blocks, self._moves = listed.blocks, listed.moves
         self._following: list[list[int]] = [[] for _ in step.groups]  # group -> the blocks written by it
@@ -150,14 +150,13 @@ class StepTasks:
         return numbers
 
     def _place(self, number: int, config: OperatorConfig) -> PlacedGroup | None:
-        if (number, config) not in self._known:
+        key = self._likeness[number], config
+        if key not in self._known:
             layout = self._layouts(number, config.split)
-            placed = None
+            self._known[key] = None
             if layout is not None:
-                place = MeshPlace.of(layout.mesh.axes, config.workers)
-                placed = self._placings.setdefault((layout.kind, place), PlacedGroup(layout, place))
-            self._known[number, config] = placed
-        return self._known[number, config]
+                self._known[key] = PlacedGroup(layout, MeshPlace.of(layout.mesh.axes, config.workers))
+        return self._known[key]
 
     # ------------------------------------------------------------ blocks
 

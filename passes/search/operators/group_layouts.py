@@ -110,6 +110,10 @@ class GroupLayouts:
             self._found[key] = own.lay_out(split, len(self._found))
         return self._found[key]
 
+    def likeness(self, number: int) -> int:
+        """Return a number that alike groups have, which have the same layouts."""
+        return self._own_step(number).likeness
+
     def place(self, number: int, tensor: str) -> int:
         """Return a tensor's number among those of a group, the same in alike ones; or NOT_THERE."""
         return self._own_step(number).places.get(tensor, NOT_THERE)
