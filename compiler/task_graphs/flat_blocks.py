@@ -28,6 +28,7 @@ from partc.cost.simulation.task_arrays import (
 COMPUTING, TRANSFER, UPDATE, LAST, GATES = range(5)  # what a key is of; the first three also what a block is
 KEYS_FULL, LINKS_FULL = -1, -2  # why `find_templates` could not go on; FINE otherwise
 FINE = 0
+DUE, LINKS_DUE = 1, 2  # of a block: all, or it has its template
 LOW_BITS = 30  # of a number of bytes, as two numbers of a key
 
 
@@ -152,19 +153,21 @@ def find_templates(
             continue
         else:
             length, gates = _computing_key(blocks, placings, templates, waiting, now, scratch, block)
-        template = np.int32(0)
-        if length:
-            key, known = np.int64(find_key(keys, scratch.key, length)), keys.used[0]
-            template = keys.value[key]
-            if template == PENDING:
-                missing = _note(scratch.missing, missing, key)
-                continue
+        if now.is_due[block] == DUE:
+            template = np.int32(0)
+            if length:
+                key = np.int64(find_key(keys, scratch.key, length))
+                template = keys.value[key]
+                if template == PENDING:
+                    missing = _note(scratch.missing, missing, key)
+                    continue
+            _put_template(templates, waiting, now, graph, block, template)
         if _sources_are_due(waiting, now, block):
             continue
-        fault = _find_links(blocks, templates, keys, links, waiting, now, scratch, block, template, gates)
+        fault = _find_links(blocks, templates, keys, links, waiting, now, scratch, block, gates)
         if fault != FINE:
             return fault
-        _put(templates, waiting, now, graph, scratch.link, block, template)
+        _put_links(waiting, now, graph, scratch.link, block)
     return missing
 
 
@@ -181,7 +184,7 @@ def _note(missing: Ints, count: int, key: int) -> int:
 def _transfers_are_due(blocks: Blocks, waiting: Waiting, now: Now, block: int) -> bool:
     for read in range(blocks.read_begin[block], blocks.read_begin[block + 1]):
         slot = blocks.transfer[read]
-        if slot != NONE and now.is_due[waiting.source[waiting.source_begin[block] + slot]]:
+        if slot != NONE and now.is_due[waiting.source[waiting.source_begin[block] + slot]] == DUE:
             return True
     return False
 
@@ -189,7 +192,7 @@ def _transfers_are_due(blocks: Blocks, waiting: Waiting, now: Now, block: int) -
 @inner
 def _sources_are_due(waiting: Waiting, now: Now, block: int) -> bool:
     for slot in range(waiting.source_begin[block], waiting.source_begin[block + 1]):
-        if now.is_due[waiting.source[slot]]:
+        if now.is_due[waiting.source[slot]] == DUE:
             return True
     return False
 
@@ -281,11 +284,10 @@ def _find_links(
     now: Now,
     scratch: Scratch,
     block: int,
-    template: int,
     gates: int,
 ) -> int:
     """Write a block's links, by slot, into scratch.link; return whether there was room."""
-    is_computing = blocks.kind[block] == COMPUTING
+    is_computing, template = blocks.kind[block] == COMPUTING, now.template[block]
     slots, key = waiting.source_begin[block], scratch.link_key
     for slot in range(waiting.source_begin[block + 1] - slots):
         which = 0 if is_computing else slot
@@ -343,20 +345,26 @@ def _new_links(templates: Templates, links: Links, scratch: Scratch, key: Ints, 
 
 
 @inner
-def _put(
-    templates: Templates, waiting: Waiting, now: Now, graph: Graph, link: Ints, block: int, template: int
+def _put_template(
+    templates: Templates, waiting: Waiting, now: Now, graph: Graph, block: int, template: int
 ) -> None:
-    """Have a block be of a template, with links by slot."""
-    former, slots = now.template[block], waiting.source_begin[block]
-    is_other = templates.content[former] != templates.content[template]
-    for slot in range(waiting.source_begin[block + 1] - slots):
-        entry = waiting.entry[slots + slot]
-        is_other = is_other or graph.link[entry] != link[slot]
-        graph.link[entry] = link[slot]
+    """Have a block be of a template; those that wait for it are due where they find something else there."""
+    former = now.template[block]
+    if templates.content[former] != templates.content[template]:
+        now.is_changed[block] = 1
     if templates.outcome[former] != templates.outcome[template]:
         for entry in range(waiting.begin[block], waiting.begin[block + 1]):
-            now.is_due[waiting.block[entry]] = 1
+            now.is_due[waiting.block[entry]] = DUE
     now.template[block], graph.content[block] = template, templates.content[template]
+    now.is_due[block] = LINKS_DUE
+
+
+@inner
+def _put_links(waiting: Waiting, now: Now, graph: Graph, link: Ints, block: int) -> None:
+    """Have a block have links, by slot."""
+    begin = waiting.source_begin[block]
+    for slot in range(begin, waiting.source_begin[block + 1]):
+        entry = waiting.entry[slot]
+        if graph.link[entry] != link[slot - begin]:
+            graph.link[entry], now.is_changed[block] = link[slot - begin], 1
     now.is_due[block] = 0
-    if is_other:
-        now.is_changed[block] = 1

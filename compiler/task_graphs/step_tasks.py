@@ -12,6 +12,7 @@ import numpy as np
 from partc.compiler.task_graphs.block_templates import BlockNumbers, BlockTemplates, PlacedGroups, scratch_of
 from partc.compiler.task_graphs.flat_blocks import (
     COMPUTING,
+    DUE,
     KEYS_FULL,
     LINKS_FULL,
     LOW_BITS,
@@ -164,7 +165,7 @@ class StepTasks:
         """Write blocks anew, and those that see other results then."""
         now, former = self._now, self.graph.now
         self.graph.now = Graph(former.content.copy(), former.link.copy())
-        now.is_due[list(numbers)] = 1
+        now.is_due[list(numbers)] = DUE
         is_changed = np.zeros_like(now.is_changed)
         now = now._replace(is_changed=is_changed)
         while missing := self._find_templates(now):

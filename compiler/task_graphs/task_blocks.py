@@ -191,15 +191,26 @@ class Draft:
 
     def communicate(self, moved: PricedCommunication, members: Ints, ends: Ends) -> int:
         """Add a communication of workers, each ready at its end in `ends`; return the task."""
-        self._sent += moved.nbytes
-        begun = self.tasks(members, np.full(len(members), PER_COMMUNICATION_S))
-        self.wait_for_ends(ends, members, begun)
-        task = self.task(
-            np.concatenate((members + self._prices.communicating(0), moved.lanes + self._prices.lane(0))),
-            np.concatenate((np.full(len(members), moved.seconds), moved.occupied_s)),
-        )
-        self.wait(OWN, begun, task)
-        return task
+        return int(self.communicate_apart((moved,), members[None], ends)[0])
+
+    def communicate_apart(self, moved: Sequence[PricedCommunication], members: Ints, ends: Ends) -> Ints:
+        """Add communications of different workers, int32[communications, members]; return their tasks."""
+        count, each = members.shape
+        begun = self._count + np.arange(count * (each + 1), dtype=np.int32).reshape(count, each + 1)
+        tasks, begun = begun[:, -1], begun[:, :-1].ravel()
+        self._count += count * (each + 1)
+        parts = np.ones((count, each + 1), np.int32)
+        parts[:, -1] = [each + len(own.lanes) for own in moved]
+        self._parts.append(parts.ravel())
+        communicating, lane = members + self._prices.communicating(0), self._prices.lane(0)
+        begin_s = np.full(each, PER_COMMUNICATION_S)
+        for number, own in enumerate(moved):
+            self._sent += own.nbytes
+            self._resources += (members[number], communicating[number], own.lanes + lane)
+            self._seconds += (begin_s, np.full(each, own.seconds), own.occupied_s)
+        self.wait_for_ends(ends, members.ravel(), begun)
+        self.wait(OWN, begun, np.repeat(tasks, each))
+        return tasks
 
     def sum_along(
         self, placed: PlacedGroup, kind: CollectiveKind, axes: tuple[int, ...], nbytes: int, ends: Ends
@@ -209,16 +220,17 @@ class Draft:
         Several axes are summed along at once, or one after the other, the last first, if that takes less.
         """
         in_turn = tuple((axis,) for axis in reversed(axes))
-        for way in min({(axes,), in_turn}, key=lambda way: (self._sums_s(placed, kind, way, nbytes), way)):
-            for members in placed.lines(way):
-                moved = self._prices.collective(kind, nbytes, members)
-                at = np.array(members, np.int32)
-                ends.put(at, self.communicate(moved, at, ends))
+        ways = {(axes,), in_turn}
+        for way in min(ways, key=lambda way: (self._sums_s(placed, kind, way, nbytes), way)):
+            if lines := placed.lines(way):
+                members = np.array(lines, np.int32)
+                tasks = self.communicate_apart(self._prices.collectives(kind, nbytes, lines), members, ends)
+                ends.put(members.ravel(), np.repeat(tasks, members.shape[1]))
 
     def _sums_s(
         self, placed: PlacedGroup, kind: CollectiveKind, ways: tuple[tuple[int, ...], ...], nbytes: int
     ) -> float:
-        every = [[self._prices.collective(kind, nbytes, line) for line in placed.lines(way)] for way in ways]
+        every = [self._prices.collectives(kind, nbytes, placed.lines(way)) for way in ways]
         return sum(PER_COMMUNICATION_S + max(m.seconds for m in lines) for lines in every if lines)
 
     def finish(

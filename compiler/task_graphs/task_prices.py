@@ -51,6 +51,9 @@ class TaskPrices:
     _collectives: dict[tuple[CollectiveKind, int, tuple[int, ...]], PricedCommunication] = field(
         default_factory=dict
     )
+    _lines: dict[
+        tuple[CollectiveKind, int, int], tuple[tuple[tuple[int, ...], ...], Sequence[PricedCommunication]]
+    ] = field(default_factory=dict)
     _exchanges: dict[tuple[bytes, bytes, bytes], PricedCommunication] = field(default_factory=dict)
     _routes: dict[tuple[int, int], tuple[Ints, float]] = field(default_factory=dict)
 
@@ -137,6 +140,15 @@ class TaskPrices:
             names = [self.workers[member].device for member in members]
             self._collectives[key] = self._moved(_phases(self.network, kind, nbytes, names))
         return self._collectives[key]
+
+    def collectives(
+        self, kind: CollectiveKind, nbytes: int, lines: tuple[tuple[int, ...], ...]
+    ) -> Sequence[PricedCommunication]:
+        """Return what each of several collectives of different members takes. `lines`: equal ones are one."""
+        key = kind, nbytes, id(lines)
+        if key not in self._lines:
+            self._lines[key] = lines, [self.collective(kind, nbytes, members) for members in lines]
+        return self._lines[key][1]
 
     def exchange(self, sources: Ints, targets: Ints, nbytes: Longs) -> PricedCommunication:
         """Return what messages among workers take that are sent at once, as collectives.exchange has it.
