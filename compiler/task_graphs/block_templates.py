@@ -75,13 +75,15 @@ class BlockNumbers:
         self.wants: Numbers[tuple[int, PassLevel]] = Numbers()
         rows = [self._row(number, block) for number, block in enumerate(blocks)]
         reads = [read for *_, own in rows for read in own]
-        self.flat = Blocks(
-            *(np.array([row[column] for row in rows], np.int32) for column in range(2)),
-            _bounds([block.groups for block in blocks]),
-            _flat(block.groups for block in blocks),
-            _bounds([row[2] for row in rows]),
-            *(np.array([read[column] for read in reads], np.int32) for column in range(3)),
-            6 + max((len(block.groups) * WANTED for block in blocks), default=0),
+        self.flat = Blocks._make(
+            (
+                *(np.array([row[column] for row in rows], np.int32) for column in range(2)),
+                _bounds([block.groups for block in blocks]),
+                _flat(block.groups for block in blocks),
+                _bounds([row[2] for row in rows]),
+                *(np.array([read[column] for read in reads], np.int32) for column in range(3)),
+                6 + max((len(block.groups) * WANTED for block in blocks), default=0),
+            )
         )
 
     def _row(self, number: int, block: StepBlock) -> tuple[int, int, list[tuple[int, int, int]]]:
@@ -90,8 +92,8 @@ class BlockNumbers:
             reads = [
                 (
                     self.wants.of((read.place, block.way)),
-                    NONE if read.transfer is None else read.transfer,
-                    NONE if read.maker is None else read.maker,
+                    ABSENT if read.transfer is None else read.transfer,
+                    ABSENT if read.maker is None else read.maker,
                 )
                 for read in block.reads
             ]
@@ -99,12 +101,13 @@ class BlockNumbers:
         if isinstance(block, TransferBlock):
             columns = [self.has.of((block.place, block.is_made)), *map(self.wants.of, block.reads)]
             which = self.tensors.of((block.tensor, block.is_made))
-            return TRANSFER, which, [(column, NONE, NONE) for column in columns]
+            return TRANSFER, which, [(column, ABSENT, ABSENT) for column in columns]
         assert isinstance(block, UpdateBlock)
         self.buckets.append(number)
         return UPDATE, len(self.buckets) - 1, []
 
 
+ABSENT = int(NONE)
 WANTED = 8  # ways in which a group reads a tensor, at the most
 
 
@@ -129,7 +132,9 @@ class PlacedGroups:
     def _add(self, placed: PlacedGroup) -> None:
         layout, columns = placed.layout, self._blocks
         whole = self.wheres.of(Where.of(placed.place, plain(Layout(""))))
-        has, begin, end = (np.zeros(rows.values.shape[1], np.int32) for rows in (self._has, self._begin, self._end))
+        has, begin, end = (
+            np.zeros(rows.values.shape[1], np.int32) for rows in (self._has, self._begin, self._end)
+        )
         has[:] = whole
         for column in (*((n, True) for n in layout.has), *((n, False) for n in layout.homes)):
             if columns.has.has(column):
@@ -171,7 +176,7 @@ class BlockTemplates:
     def add(self, block: TaskBlock) -> int:
         """Return the number of a new template."""
         gates = [
-            (self._wheres.of(where), block.gates.get(where, NONE), block.cuts.get(where, 0))
+            (self._wheres.of(where), block.gates.get(where, ABSENT), block.cuts.get(where, 0))
             for where in dict.fromkeys((*block.gates, *block.cuts))
         ]
         last = 0 if block.last_tasks is None else self._row(block.last_tasks)

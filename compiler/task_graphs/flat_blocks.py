@@ -154,10 +154,10 @@ def find_templates(
         else:
             length, gates = _computing_key(blocks, placings, templates, waiting, now, scratch, block)
         if now.is_due[block] == DUE:
-            template = np.int32(0)
+            template = 0
             if length:
-                key = np.int64(find_key(keys, scratch.key, length))
-                template = keys.value[key]
+                key = find_key(keys, scratch.key, length)
+                template = int(keys.value[key])
                 if template == PENDING:
                     missing = _note(scratch.missing, missing, key)
                     continue
@@ -199,7 +199,7 @@ def _sources_are_due(waiting: Waiting, now: Now, block: int) -> bool:
 
 @inner
 def _transfer_key(blocks: Blocks, placings: Placings, now: Now, key: Ints, block: int) -> int:
-    """Write the key of a transfer: how the tensor is, and is wanted elsewhere; 0: nowhere, it has no tasks."""
+    """Write the key of a transfer: how the tensor is, and is wanted elsewhere. 0: nowhere."""
     first, read = blocks.group_begin[block], blocks.read_begin[block]
     here = placings.has[now.placing[blocks.group[first]], blocks.read[read]]
     key[0], key[1], key[2] = TRANSFER, blocks.which[block], here
@@ -256,7 +256,7 @@ def _computing_key(
                         gate = templates.gate[row]
                         cut += templates.cut[row]
             if gate != NONE:
-                gates = _note_gate(scratch, gates, sent, gate)
+                gates = _note_gate(scratch, gates, sent, int(gate))
             elif maker != NONE:
                 scratch.link[maker] = 1
     key = scratch.key
@@ -341,7 +341,7 @@ def _new_links(templates: Templates, links: Links, scratch: Scratch, key: Ints, 
         and links.used[2] + count < len(links.target)
     ):
         return PENDING
-    return np.int64(write_links(links, scratch.source[:count], scratch.target[:count]))
+    return int(write_links(links, scratch.source[:count], scratch.target[:count]))
 
 
 @inner

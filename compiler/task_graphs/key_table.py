@@ -1,4 +1,4 @@
-"""A table from keys, several numbers each, to a number, in flat arrays that compiled code reads and writes."""
+"""A table from keys, several numbers each, to numbers, in flat arrays for compiled code."""
 
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ def find_key(keys: Keys, key: Ints, length: int) -> int:
     while keys.place[place] != FREE:
         number = keys.place[place]
         if _is_equal(keys, number, key, length):
-            return number
+            return int(number)
         place = (place + 1) & mask
     number = np.int32(keys.used[0])
     begin = keys.begin[number]
@@ -72,7 +72,7 @@ def find_key(keys: Keys, key: Ints, length: int) -> int:
         keys.part[begin + index] = key[index]
     keys.place[place], keys.value[number], keys.begin[number + 1] = number, PENDING, begin + length
     keys.used[0] += 1
-    return number
+    return int(number)
 
 
 @inner
@@ -91,7 +91,7 @@ def _is_equal(keys: Keys, number: int, key: Ints, length: int) -> bool:
     begin = keys.begin[number]
     if keys.begin[number + 1] - begin != length:
         return False
-    for index in range(length):
+    for index in range(length):  # noqa: SIM110  compiled code knows no `all` of a generator
         if keys.part[begin + index] != key[index]:
             return False
     return True
@@ -103,7 +103,7 @@ def _mixed(key: Ints, length: int) -> int:
     for index in range(length):
         mixed = (mixed ^ np.uint64(np.uint32(key[index]))) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)
-    return np.int64(mixed & np.uint64(0x7FFFFFFF))
+    return int(mixed & np.uint64(0x7FFFFFFF))
 
 
 @compiled

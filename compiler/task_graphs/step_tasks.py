@@ -1,7 +1,7 @@
 """The task graph of a step whose operator groups each have devices of their own (flexflow.txt, section 5.1).
 
-What the step consists of is in blocks (step_blocks.py). What they are written by is looked up in compiled code
-(flat_blocks.py), so that blocks of alike groups with equal configurations are written once.
+What the step consists of is in blocks (step_blocks.py). They are looked up in compiled code (flat_blocks.py)
+by what they are written by, so that blocks of alike groups with equal configurations are written once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +20,12 @@ from partc.compiler.task_graphs.flat_blocks import (
     Now,
     find_templates,
 )
-from partc.compiler.task_graphs.key_table import no_keys, with_room
+from partc.compiler.task_graphs.key_table import Keys, no_keys, with_room
 from partc.compiler.task_graphs.step_blocks import BlockList, StepBlock, UpdateBlock
 from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock, write_computing, write_transfer
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace
-from partc.cost.simulation.task_arrays import Floats, Graph, Ints
+from partc.cost.simulation.task_arrays import Graph, Ints
 from partc.cost.simulation.task_graph import TaskGraph
 from partc.passes.search.operators.group_layouts import GroupLayouts
 from partc.passes.search.operators.grouped_step import GroupedStep
@@ -46,6 +46,10 @@ class _Before:
 
 class StepTasks:
     """The task graph of a step, for one configuration of every group at a time."""
+
+    _now: Now
+    _keys: Keys
+    _templates: BlockTemplates
 
     def __init__(self, step: GroupedStep, prices: TaskPrices, bucket_bytes: int) -> None:
         self.step = step

@@ -1,7 +1,7 @@
 """The tasks of a block: what operator groups compute, what goes between them, how parameters are updated.
 
-Of the blocks that it waits for a block names no tasks, but workers: what each of them does last there. So it is
-the same whatever these blocks consist of.
+Of the blocks that it waits for a block names no tasks, but workers: what each of them does last there. So it
+is the same whatever these blocks consist of.
 
 A communication is one task, which takes the time of all its members and lanes at once: it begins when all
 members are ready, of which each takes a little time of its own to begin with.
@@ -105,7 +105,7 @@ class TaskBlock:
 
 
 class Ends:
-    """What each worker ended with so far, int32[workers]: a slot and the worker, or OWN and the index of a task.
+    """What each worker ended with so far, int32[workers]: a slot and the worker, or OWN and a task's index.
 
     NOT_HERE in place of either where it has nothing.
     """
@@ -196,8 +196,8 @@ class Draft:
     def communicate_apart(self, moved: Sequence[PricedCommunication], members: Ints, ends: Ends) -> Ints:
         """Add communications of different workers, int32[communications, members]; return their tasks."""
         count, each = members.shape
-        begun = self._count + np.arange(count * (each + 1), dtype=np.int32).reshape(count, each + 1)
-        tasks, begun = begun[:, -1], begun[:, :-1].ravel()
+        added = self._count + np.arange(count * (each + 1), dtype=np.int32).reshape(count, each + 1)
+        tasks, begun = added[:, -1], added[:, :-1].ravel()
         self._count += count * (each + 1)
         parts = np.ones((count, each + 1), np.int32)
         parts[:, -1] = [each + len(own.lanes) for own in moved]

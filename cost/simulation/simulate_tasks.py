@@ -208,7 +208,9 @@ def replay(
             return STOPPED, size
         timeline.end[place], timeline.order[count], room.waiting[place] = end, key, NONE
         count += 1
-        size, _ = release(contents, links, graph, waiting, timeline, room, block, index, end, size, NO, is_changed)
+        size, _ = release(
+            contents, links, graph, waiting, timeline, room, block, index, end, size, NO, is_changed
+        )
     for late in range(count, len(former)):
         block, index = former[late] >> INDEX_BITS, former[late] & INDEX_MASK
         if not is_changed[block] and room.waiting[timeline.offset[block] + index] == 0:

@@ -3,8 +3,9 @@
     content  the tasks of a block, and which of them wait for each other
     links    which tasks of a block wait for which of another one
 
-Both are written behind one another and never changed. A block *has* a content, and two blocks of which one may
-wait for the other *have* links; several may have the same. Number 0 is the content without tasks, and none.
+Both are written behind one another and never changed. A block *has* a content, and two blocks of which one
+may wait for the other *have* links; several may have the same. Number 0 is the content without tasks, and no
+links.
 """
 
 from collections.abc import Callable
@@ -88,7 +89,9 @@ def inner(kernel: AnyKernel) -> AnyKernel:
     Each combination of argument types is compiled apart, numbers of 32 and 64 bits and literals among them:
     where calls differ in these, callers convert.
     """
-    return cast(AnyKernel, _numba.njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, forceinline=True)(kernel))
+    return cast(
+        AnyKernel, _numba.njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, forceinline=True)(kernel)
+    )
 
 
 @compiled

@@ -10,9 +10,9 @@ synchronisation of a parameter. Blocks are numbered in the order of the step, an
 a graph has no circles, and the numbers break ties: of tasks that are ready at the same time, a resource runs
 the earlier block's first, then by index, so that a timeline depends on nothing but the blocks' contents.
 
-What tasks wait for is found from the blocks that they wait for. Replacing a block is writing the number of its
-content, and those of its links with other blocks: what is alike is written once. Who makes blocks of parts that
-are known (partc.compiler.task_graphs) adds contents and links, and puts their numbers in by itself.
+What tasks wait for is found from the blocks that they wait for. Replacing a block is writing the number of
+its content, and those of its links with other blocks: what is alike is written once. Who makes blocks of
+parts that are known (partc.compiler.task_graphs) adds contents and links, and puts in their numbers itself.
 """
 
 import math
@@ -134,8 +134,8 @@ class TaskGraph:
             raise ValueError("blocks wait for earlier ones")
         self.waiting = waiting_of(sources)
         # Of content 0, which has no tasks, all numbers are zero: nothing is compiled before there is another.
-        self.contents = Contents(*_zeros("i4 i4 i4 i4 i4 f8 i4", 2), np.array([1, 0, 0, 0]))
-        self.links = Links(*_zeros("i4 i4 i4 i8 i8 i4", 2), np.array([1, 1, 0]))
+        self.contents = Contents._make((*_zeros("i4 i4 i4 i4 i4 f8 i4", 2), np.array([1, 0, 0, 0])))
+        self.links = Links._make((*_zeros("i4 i4 i4 i8 i8 i4", 2), np.array([1, 1, 0])))
         self.now = Graph(np.zeros(blocks, np.int32), np.zeros(len(self.waiting.block), np.int32))
         self._known: dict[int, BlockTasks] = {0: NO_TASKS}  # by the numbers of their contents
         self._written: dict[BlockTasks, tuple[int, Ints]] = {}
@@ -205,9 +205,7 @@ class TaskGraph:
         """
         if self._move is not None:
             self._is_current = self._is_current and self._move.simulated
-        self._move = UndoableEdit(
-            is_changed, former, self._work.copy(), self._is_current, self._order_length
-        )
+        self._move = UndoableEdit(is_changed, former, self._work.copy(), self._is_current, self._order_length)
         add_work(self.contents, former.content, self.now.content, self._work)
 
     def add_content(self, parts: Ints, resources: Ints, seconds: Floats, pairs: Ints) -> int:
@@ -215,20 +213,14 @@ class TaskGraph:
 
         It is not checked, but for lengths by whoever made it: see BlockTasks.
         """
-        contents, tasks = self.contents, len(parts)
-        counts = (
-            (2, tasks, tasks, tasks, len(resources), len(resources), len(pairs))
+        used, tasks = self.contents.used.tolist(), len(parts)
+        needed = (
+            used[0] + 2,
+            *(used[1] + tasks + 1,) * 3,
+            *(used[2] + len(resources),) * 2,
+            used[3] + len(pairs),
         )
-        which = (0, 1, 1, 1, 2, 2, 3)
-        self.contents = Contents._make(
-            (
-                *(
-                    _with_room(values, int(contents.used[n]) + count + 1)
-                    for values, count, n in zip(contents[:-1], counts, which, strict=True)
-                ),
-                contents.used,
-            )
-        )
+        self.contents = Contents._make(_all_with_room(self.contents, needed))
         return write_content(self.contents, parts, resources, seconds, pairs)
 
     def add_links(self, sources: Ints, targets: Ints) -> int:
@@ -240,10 +232,9 @@ class TaskGraph:
 
     def have_room(self, bounds: int, targets: int) -> None:
         """Have room for further links, with so many bounds and targets."""
-        links, used = self.links, self.links.used
-        needed = (*(int(used[0]) + bounds,) * 4, int(used[1]) + bounds, int(used[2]) + targets)
-        sized = zip(links[:-1], needed, strict=True)
-        self.links = Links._make((*(_with_room(values, size) for values, size in sized), used))
+        used = self.links.used.tolist()
+        needed = *(used[0] + bounds,) * 4, used[1] + bounds, used[2] + targets
+        self.links = Links._make(_all_with_room(self.links, needed))
 
     def forget(self) -> None:
         """Forget all contents and links, and what was simulated: all blocks are empty."""
@@ -393,6 +384,11 @@ def waiting_of(sources: Sequence[Sequence[int]]) -> Waiting:
 
 def _zeros(dtypes: str, size: int = 0) -> tuple[Array, ...]:
     return tuple(np.zeros(size, dtype) for dtype in dtypes.split())
+
+
+def _all_with_room(arrays: tuple[Array, ...], sizes: Sequence[int]) -> tuple[Array, ...]:
+    """Return arrays with so many entries at least, all but the last."""
+    return (*(_with_room(values, size) for values, size in zip(arrays[:-1], sizes, strict=True)), arrays[-1])
 
 
 def _with_room(values: Array, size: int) -> Array:
