@@ -83,22 +83,22 @@ class AnewTasks(StepTasks):
 
     def begin(self, configs: Sequence[OperatorConfig]) -> float | None:
         """Write the graph of these configurations."""
-        self._now = self._former = tuple(configs)
+        self._configs = self._former = tuple(configs)
         return super().begin(configs)
 
     def move(self, changes: Mapping[int, OperatorConfig], limit_s: float = math.inf) -> float | None:
         """Write the graph that some groups' other configurations make."""
-        before = self._now
+        before = self._configs
         step_s = self.begin([changes.get(number, config) for number, config in enumerate(before)])
         self._former = before
         if step_s is None or self.exceeds_memory:
-            self._now = before
+            self._configs = before
             return None
         return step_s
 
     def undo(self) -> None:
         """Take the last move back: the next one writes all there is."""
-        self._now = self._former
+        self._configs = self._former
 
 
 SYSTEMS: dict[str, tuple[type[StepTasks], type[DeltaGraph]]] = {

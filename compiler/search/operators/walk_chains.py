@@ -13,7 +13,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from math import inf
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -72,10 +71,9 @@ def walk_rounds(
 
 
 def _dealt(starts: Sequence[StepConfigs], chains: int) -> list[Sequence[StepConfigs]]:
-    """Divide starts, neighbours together, among as many chains; of fewer each is a part of its own."""
+    """Deal starts among as many chains; of fewer starts each is a part of its own."""
     parts = max(1, min(chains, len(starts)))
-    bounds = [len(starts) * n // parts for n in range(parts + 1)]
-    return [starts[first:last] for first, last in pairwise(bounds)]
+    return [starts[first::parts] for first in range(parts)]
 
 
 def _cores() -> int:

@@ -7,8 +7,8 @@ best every few turns (docs/decisions/057-walks-cool-down.md).
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from operator import attrgetter
 
@@ -25,6 +25,8 @@ HOTTEST, COLDEST = 0.03, 0.003
 SINGLE_SHARE, FAMILY_SHARE = 0.2, 0.1
 ONE_MORE = 0.5  # how probable one more neighbour is
 USED_SHARE = 0.5  # of proposals: those on the workers of another group
+# Of all proposals those that are near what a kind has, and of these the ones that keep its degrees.
+NEAR_SHARE, MOVED_SHARE = 0.7, 0.4
 BEST_KEPT = 16
 TURN = 50  # proposals of a walk
 ALONE_SHARE = 0.4  # of the time: before that walks do not follow each other
@@ -113,37 +115,65 @@ class TaskWalk:
         self._state, self.step_s = list(state), step_s
 
     def _propose(self, rng: np.random.Generator, single_share: float) -> Mapping[int, OperatorConfig]:
-        share, used = rng.random(), None
-        if rng.random() < USED_SHARE:
-            used = self._state[rng.integers(len(self._state))].workers
-        number, config = self._space.draw(rng, used)
-        kind = self._space.kinds[number]
-        if share < single_share and not self._space.is_alike:
-            proposed = {int(rng.choice(kind.groups)): config}
-        elif single_share <= share < single_share + FAMILY_SHARE:
-            proposed = dict.fromkeys(kind.family, config)
-        else:
-            proposed = {
-                n: own for k, own in self._spread(number, config, rng) for n in self._space.kinds[k].groups
-            }
+        proposed = self._near_by(rng) if rng.random() < NEAR_SHARE else self._anywhere(rng, single_share)
         return {group: own for group, own in proposed.items() if self._state[group] != own}
 
-    def _spread(
-        self, kind: int, config: OperatorConfig, rng: np.random.Generator
-    ) -> Iterator[tuple[int, OperatorConfig]]:
-        """Yield a kind and, one time in two each, one more that exchanges tensors with those so far."""
-        chosen = {kind: config}
-        yield kind, config
+    def _anywhere(self, rng: np.random.Generator, single_share: float) -> Mapping[int, OperatorConfig]:
+        """Return any configuration for a group, a family, or a kind and some that exchange tensors."""
+        share = rng.random()
+        number, config = self._space.draw(rng, self._used(rng) if rng.random() < USED_SHARE else None)
+        kind = self._space.kinds[number]
+        if share < single_share and not self._space.is_alike:
+            return {int(rng.choice(kind.groups)): config}
+        if single_share <= share < single_share + FAMILY_SHARE:
+            return dict.fromkeys(kind.family, config)
+        return self._fitted(dict.fromkeys(self._joined(number, rng, self._near), config))
+
+    def _near_by(self, rng: np.random.Generator) -> Mapping[int, OperatorConfig]:
+        """Return other workers or degrees for a kind, and for those that exchange tensors with it there.
+
+        They move with the degrees that each has, or get others on the same workers, half or twice as many.
+        """
+        number = int(rng.integers(len(self._space.kinds)))
+        present = self._of_kind(number)
+        here = frozenset(
+            other for other in range(len(self._near)) if self._of_kind(other).workers == present.workers
+        )
+        joined = self._joined(number, rng, [others & here for others in self._near])
+        if rng.random() >= MOVED_SHARE:
+            workers = self._space.resized(rng, present.workers)
+            return self._fitted(dict.fromkeys(joined, self._space.draw_config(rng, number, workers)))
+        workers = self._used(rng) if rng.random() < USED_SHARE else present.workers
+        if workers == present.workers or len(workers) != len(present.workers):
+            workers = self._space.draw_workers(rng, len(present.workers))
+        return self._fitted({kind: replace(self._of_kind(kind), workers=workers) for kind in joined})
+
+    def _of_kind(self, kind: int) -> OperatorConfig:
+        return self._state[self._space.kinds[kind].groups[0]]
+
+    def _used(self, rng: np.random.Generator) -> tuple[int, ...]:
+        """Return the workers of some group."""
+        return self._state[rng.integers(len(self._state))].workers
+
+    def _joined(self, kind: int, rng: np.random.Generator, near: Sequence[frozenset[int]]) -> list[int]:
+        """Return a kind and, one time in two each, one more that is near those so far."""
+        chosen = [kind]
         while rng.random() < ONE_MORE:
-            near = sorted({n for k in chosen for n in self._near[k]} - chosen.keys())
-            if not near:
-                return
-            other = near[rng.integers(len(near))]
-            fitted = self._space.fitted(other, config)
-            if fitted is None:
-                return
-            chosen[other] = fitted
-            yield other, fitted
+            others = sorted({other for own in chosen for other in near[own]}.difference(chosen))
+            if not others:
+                break
+            chosen.append(others[int(rng.integers(len(others)))])
+        return chosen
+
+    def _fitted(self, configs: Mapping[int, OperatorConfig]) -> dict[int, OperatorConfig]:
+        """Return by group what kinds are to have, fitted to each, as far as it can be."""
+        fitted = {kind: self._space.fitted(kind, config) for kind, config in configs.items()}
+        return {
+            group: config
+            for kind, config in fitted.items()
+            if config is not None
+            for group in self._space.kinds[kind].groups
+        }
 
 
 def near_kinds(step: GroupedStep, space: OperatorSpace) -> tuple[frozenset[int], ...]:

@@ -88,6 +88,12 @@ class OperatorSpace:
     ) -> tuple[int, OperatorConfig]:
         """Return a kind's number and a configuration for it, on these workers where some are given."""
         number = int(rng.integers(len(self.kinds)))
+        return number, self.draw_config(rng, number, workers)
+
+    def draw_config(
+        self, rng: np.random.Generator, number: int, workers: tuple[int, ...] | None = None
+    ) -> OperatorConfig:
+        """Return a configuration for a kind, on these workers where some are given."""
         parts = int(rng.choice(_divisors(self.workers))) if workers is None else len(workers)
         replicas = int(rng.choice([n for n in _divisors(parts) if self.samples % n == 0]))
         splits = self.kinds[number].splits
@@ -100,7 +106,21 @@ class OperatorSpace:
         if workers is None or count < len(workers):
             sets = self._sets(count)
             workers = sets[int(rng.integers(len(sets)))]
-        return number, OperatorConfig(tuple(split.items()), workers)
+        return OperatorConfig(tuple(split.items()), workers)
+
+    def draw_workers(self, rng: np.random.Generator, count: int) -> tuple[int, ...]:
+        """Return a set of so many workers."""
+        sets = self._sets(count)
+        return sets[int(rng.integers(len(sets)))]
+
+    def resized(self, rng: np.random.Generator, workers: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the same workers, or half or twice as many, some of them the same, if there are."""
+        sizes = (len(workers), len(workers) // 2, 2 * len(workers))
+        count = sizes[int(rng.integers(len(sizes)))]
+        if count == len(workers) or not count or self.workers % count:
+            return workers
+        sets = [own for own in self._sets(count) if not set(own).isdisjoint(workers)]
+        return sets[int(rng.integers(len(sets)))]
 
     def fitted(self, kind: int, config: OperatorConfig) -> OperatorConfig | None:
         """Return a configuration for a kind on the workers of another kind's: its own, or samples alone."""
@@ -148,7 +168,8 @@ class OperatorSpace:
         return list(dict.fromkeys((*blocks, *(self._spread(n, count) for n in range(stride)))))
 
     def _spread(self, first: int, count: int) -> tuple[int, ...]:
-        return tuple(range(first, self.workers, self.workers // count))
+        stride = self.workers // count
+        return tuple(range(first, first + stride * count, stride))
 
 
 def _divisors(number: int) -> list[int]:
