@@ -67,7 +67,7 @@ def walk_rounds(
         if best.least_s >= least_s:
             return
         left, least_s = left - share, best.least_s
-        dealt = [[*starts[:1], *best.in_order()[:2]]]
+        dealt = [best.in_order()[:2]]
 
 
 def _dealt(starts: Sequence[StepConfigs], chains: int) -> list[Sequence[StepConfigs]]:

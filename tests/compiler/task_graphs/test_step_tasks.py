@@ -14,6 +14,7 @@ from partc.compiler.options import Options
 from partc.compiler.search.operators.own_space import make_tasks, strategy_of
 from partc.compiler.search.operators.walk_tasks import random_state
 from partc.compiler.search.whole_steps import WholeSteps
+from partc.compiler.task_graphs import step_tasks
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.cost.cluster.cluster import Cluster
 from partc.models.catalogue import build_model
@@ -119,6 +120,39 @@ def test_a_move_is_what_building_anew_makes_and_can_be_undone(name: str) -> None
             state[number], before_s = config, step_s
             other = make_tasks(of.first, of.groups)
             assert other.begin(state) == step_s
+
+
+def test_what_is_forgotten_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, rng = priced("words"), np.random.default_rng(5)
+    changes = [{int(rng.integers(len(of.groups))): of.space.draw(rng)[1]} for _ in range(12)]
+
+    def steps(tasks: StepTasks) -> list[tuple[float | None, float]]:
+        found = [(tasks.begin(of.start), tasks.sent_bytes)]
+        for change in changes:
+            found.append((tasks.move(change), tasks.sent_bytes))
+        return found
+
+    expected = steps(make_tasks(of.first, of.groups))
+    monkeypatch.setattr(step_tasks, "MOST_TEMPLATES", 1)
+
+    assert steps(make_tasks(of.first, of.groups)) == expected
+    assert len({step_s for step_s, _ in expected}) > 6
+
+
+def test_a_group_that_moves_alone_is_written_as_where_all_were_written_with_it() -> None:
+    """Alike groups share templates, and who reads from them waits for other tasks."""
+    of = priced("words")
+    kind = max(of.space.kinds, key=lambda kind: len(kind.groups))
+    alone, spread = OperatorConfig((("batch", 1),), (3,)), OperatorConfig((("batch", 2),), (1, 2))
+    state = list(of.start)
+    of.tasks.begin(state)
+    for group, config in zip(kind.groups[:3], (alone, spread, alone), strict=True):
+        state[group] = config
+        step_s = of.tasks.move({group: config})
+        other = make_tasks(of.first, of.groups)
+        assert other.begin(state) == step_s
+        assert other.graph.dependencies == of.tasks.graph.dependencies
+        assert (other.sent_bytes, other.computing_s) == (of.tasks.sent_bytes, of.tasks.computing_s)
 
 
 def test_variables_that_do_not_fit_are_refused() -> None:

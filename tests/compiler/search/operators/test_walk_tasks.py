@@ -11,6 +11,7 @@ import pytest
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Momentum
+from partc.compiler.search.operators import walk_tasks as walk_module
 from partc.compiler.search.operators.walk_tasks import (
     COLDEST,
     HOTTEST,
@@ -137,6 +138,28 @@ def test_kinds_are_near_that_exchange_tensors() -> None:
             assert all(kind_of[group] in {made_by, *near[made_by]} for group, _ in readers)
     assert len(named) == len(of.space.kinds)
     assert 0 < sum(map(len, near)) < len(near) * (len(near) - 1)
+
+
+def test_what_is_near_leaves_kinds_together_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kind changes, and of others only those on its workers, as a whole and to the same workers."""
+    of, rng = priced("words"), np.random.default_rng(4)
+    monkeypatch.setattr(walk_module, "NEAR_SHARE", 1.0)
+    pairs = [OperatorConfig((("batch", 2),), workers) for workers in ((0, 1), (2, 3))]
+    start = list(of.start)
+    for number, kind in enumerate(of.space.kinds):
+        for group in kind.groups:
+            start[group] = pairs[number % 2]
+    walk = TaskWalk(of.tasks, of.space, BestStates(), tuple(start))
+
+    changed_kinds = Counter[int]()
+    for _ in range(300):
+        changes = walk._propose(rng, 1.0)
+        kinds = [n for n, kind in enumerate(of.space.kinds) if not changes.keys().isdisjoint(kind.groups)]
+        changed_kinds[len(kinds)] += 1
+        assert len({number % 2 for number in kinds}) <= 1
+        assert set(changes) == {group for number in kinds for group in of.space.kinds[number].groups}
+        assert len({config.workers for config in changes.values()}) <= 1
+    assert changed_kinds[1] > changed_kinds[2] > 0
 
 
 def test_steps_of_a_recurrence_stay_alike_where_they_are_configured_together() -> None:

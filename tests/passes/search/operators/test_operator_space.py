@@ -83,3 +83,19 @@ def test_repeated_layers_are_one_kind_where_they_are_configured_together() -> No
 
     assert [kind.groups for kind in kinds_of(layers, "layers")] == [(0, 1, 2, 3)]
     assert kinds_of(layers, "steps") == kinds_of(layers)
+
+
+def test_workers_are_resized_to_half_or_twice_as_many_of_which_some_are_the_same() -> None:
+    space, rng = OperatorSpace(kinds_of([group("x")]), workers=4, samples=8), np.random.default_rng(0)
+    found = {space.resized(rng, (2, 3)) for _ in range(100)}
+
+    assert found == {(2, 3), (2,), (3,), WORKERS}
+    assert {space.resized(rng, WORKERS) for _ in range(100)} == {WORKERS, (0, 1), (2, 3), (0, 2), (1, 3)}
+    assert {space.resized(rng, (0, 1, 2)) for _ in range(100)} >= {(0, 1, 2), (1,)}
+
+
+def test_as_many_workers_are_drawn_as_are_asked_for() -> None:
+    space, rng = OperatorSpace(kinds_of([group("x")]), workers=4, samples=8), np.random.default_rng(0)
+
+    assert {space.draw_workers(rng, 2) for _ in range(100)} == {(0, 1), (2, 3), (0, 2), (1, 3)}
+    assert {len(set(space.draw_workers(rng, 3))) for _ in range(100)} == {3}
