@@ -33,8 +33,8 @@ from partc.compiler.search.rank_names import rank_names
 from partc.compiler.search.search_limit import BudgetSpent, SearchLimit, interrupted_at
 from partc.compiler.search.search_result import SearchResult, Show
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
+from partc.compiler.task_graphs.step_tasks import compile_kernels
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.simulation.task_graph import compile_kernels
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.search.stages.pipeline_space import Pipeline
 from partc.runtime.errors import BadUsage, DoesNotFit, NoPlacement

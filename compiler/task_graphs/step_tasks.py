@@ -26,7 +26,7 @@ from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock, write
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace
 from partc.cost.simulation.task_arrays import Graph, Ints
-from partc.cost.simulation.task_graph import TaskGraph
+from partc.cost.simulation.task_graph import TaskGraph, compile_simulation
 from partc.passes.search.operators.group_layouts import GroupLayouts
 from partc.passes.search.operators.grouped_step import GroupedStep
 from partc.passes.search.operators.operator_space import OperatorConfig
@@ -183,17 +183,8 @@ class StepTasks:
         self.graph.change(former, is_changed)
 
     def _find_templates(self, now: Now) -> int:
-        return find_templates(
-            self._numbers.flat,
-            self._placed.flat,
-            self._templates.flat,
-            self._keys,
-            self.graph.links,
-            self.graph.waiting,
-            now,
-            self.graph.now,
-            self._scratch,
-        )
+        flat = self._numbers.flat, self._placed.flat, self._templates.flat, self._keys
+        return find_templates(*flat, self.graph.links, self.graph.waiting, now, self.graph.now, self._scratch)
 
     def _write(self, key: int) -> TaskBlock:
         """Write what a key is of, as flat_blocks.py makes them."""
@@ -233,3 +224,14 @@ class StepTasks:
         self._keys = no_keys()
         groups, blocks = len(self.step.groups), len(self._blocks)
         self._now = Now(*(np.zeros(size, np.int32) for size in (groups, blocks, blocks, blocks)))
+
+
+def compile_kernels() -> None:
+    """Compile all that task graphs call, if this process has not done so: it takes some seconds."""
+    compile_simulation()
+    numbers, graph, nothing = BlockNumbers([]), TaskGraph([], 1), np.zeros(0, np.int32)
+    placed = PlacedGroups(numbers)
+    templates, scratch = BlockTemplates(graph, placed.wheres, 1), scratch_of([], numbers.flat.longest, 1)
+    flat = numbers.flat, placed.flat, templates.flat, with_room(no_keys(), 1)
+    now = Now(nothing, nothing, nothing, nothing)
+    find_templates(*flat, graph.links, graph.waiting, now, graph.now, scratch)

@@ -403,7 +403,7 @@ def _with_room(values: Array, size: int) -> Array:
 NO_TASKS = BlockTasks(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0), np.zeros((0, 3), np.int32))
 
 
-def compile_kernels() -> None:
+def compile_simulation() -> None:
     """Compile all that a graph of tasks calls, if this process has not done so: it takes some seconds."""
     task, forward = np.zeros(1, np.int32), np.array([[0, 0, 0]], np.int32)
     content = BlockTasks(task + 1, task, np.ones(1), forward)
