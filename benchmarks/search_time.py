@@ -159,10 +159,7 @@ def tasks_of(system: str, case: Experiment) -> StepTasks:
     kind, graph = SYSTEMS[system]
     first = case.first
     step = group_step(first.analysis, case.groups)
-    tasks = kind(step, TaskPrices(first.cluster, first.options.times), bucket_bytes(first.cluster))
-    sources, prices = [block.sources for block in tasks.blocks], tasks.prices
-    tasks.graph = graph(sources, prices.resources, prices.launching(0))
-    return tasks
+    return kind(step, TaskPrices(first.cluster, first.options.times), bucket_bytes(first.cluster), graph)
 
 
 def walked(

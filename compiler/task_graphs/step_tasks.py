@@ -51,7 +51,13 @@ class StepTasks:
     _keys: Keys
     _templates: BlockTemplates
 
-    def __init__(self, step: GroupedStep, prices: TaskPrices, bucket_bytes: int) -> None:
+    def __init__(
+        self,
+        step: GroupedStep,
+        prices: TaskPrices,
+        bucket_bytes: int,
+        graph: type[TaskGraph] = TaskGraph,
+    ) -> None:
         self.step = step
         self.prices = prices
         self._layouts = GroupLayouts(step)
@@ -65,9 +71,7 @@ class StepTasks:
                 self._following[group].append(number)
         self._numbers = BlockNumbers(self._blocks)
         self._placed = PlacedGroups(self._numbers)
-        self.graph = TaskGraph(
-            [block.sources for block in self._blocks], prices.resources, prices.launching(0)
-        )
+        self.graph = graph([block.sources for block in self._blocks], prices.resources, prices.launching(0))
         self._scratch = scratch_of(self._blocks, self._numbers.flat.longest, 1 << 10)
         self._forget()
         self._before: _Before | None = None
