@@ -3,22 +3,27 @@
     stage 0   F0 F1 . . B0 F2 B1 . B2        every stage goes on with the micro-batch that is furthest, and
     stage 1   . F0 B0 F1 B1 F2 B2 .          has at most as many under way as there are stages from it on
 
+Where messages take time and the step is the shorter for it, a stage has as many under way as keep it busy:
+one micro-batch's way through the stages behind it and back, in cycles.
+
 The order is that of a simulated step: each mesh runs, when it is free, what is ready. One list holds all
 meshes' turns by the time at which they begin; a message begins right behind the segment that makes it, so
 that who receives it is ready when it comes (Narayanan et al. 2019, PipeDream, section 3.2; Fan et al. 2021,
-DAPPLE, section 3).
+DAPPLE, section 3; more under way where messages are slow is the eager 1F1B of Zhuang et al. 2023, On
+Optimizing the Communication of Model Parallelism, section 4).
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from math import ceil, inf
 
 from partc.passes.microbatches.find_repeated import Repeated
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from partc.runtime.plan.program import Site
 
 LIGHT_SHARE = 0.02  # of a mesh's work for one micro-batch: what is less holds nothing that matters
+IDLE_SHARE = 0.02  # of a cycle: a mesh that waits for less needs no further micro-batch under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +44,32 @@ def take_turns(
     """Return all turns of a step in one order.
 
     overwrites  (value, next): what makes `next` may write over `value`, so it comes behind all its readers
-    sites       the workers' meshes; of n the first has at most n micro-batches under way
+    sites       the workers' meshes in order
     seconds     what an item takes
     """
     if repeated.count == 1:
         return [Turn(item) for item in items]
     turns = _Turns(items, repeated, overwrites)
-    play = _Play(turns, {site: len(sites) - number for number, site in enumerate(sites)}, seconds)
-    return [turns.turns[number] for number in play.order()]
+    fewest = {site: len(sites) - number for number, site in enumerate(sites)}
+    needed = _to_be_busy(items, repeated, seconds)
+    busy = {site: max(count, needed.get(site, 0)) for site, count in fewest.items()}
+    play = _Play(turns, seconds, fewest)
+    if busy != fewest:
+        play = min(play, _Play(turns, seconds, busy), key=_Play.length_s)
+    return [turns.turns[number] for number in play.taken]
+
+
+def _to_be_busy(
+    items: Sequence[Item], repeated: Repeated, seconds: Callable[[Item], float]
+) -> dict[Site, int]:
+    """Return how many micro-batches a mesh begins before the first is back and done with.
+
+    A cycle is the longest that a mesh works for one micro-batch. Who is done with one after k cycles has
+    nothing to do meanwhile but k - 1 others.
+    """
+    single = _Play(_Turns(items, replace(repeated, count=1), ()), seconds, {})
+    cycle_s = (1 + IDLE_SHARE) * max(single.work_s.values())
+    return {site: ceil((single.done_s[site] - begun_s) / cycle_s) for site, begun_s in single.begun_s.items()}
 
 
 class _Turns:
@@ -115,9 +138,12 @@ def _writes(turn: Turn, repeated: Repeated) -> Iterator[str]:
 
 
 class _Play:
-    """The clocks of all meshes while turns are taken."""
+    """The clocks of all meshes while turns are taken.
 
-    def __init__(self, turns: _Turns, limits: dict[Site, int], seconds: Callable[[Item], float]) -> None:
+    taken  the numbers of the turns in the order in which they begin
+    """
+
+    def __init__(self, turns: _Turns, seconds: Callable[[Item], float], limits: dict[Site, int]) -> None:
         self.turns = turns
         self.limits = limits
         takes = {id(turn.item): seconds(turn.item) for turn in turns.turns}
@@ -130,31 +156,36 @@ class _Play:
         self.left: dict[tuple[Site, int], int] = defaultdict(
             int
         )  # heavy turns of a micro-batch still to come
+        self.work_s: dict[Site, float] = defaultdict(float)  # of a mesh for one micro-batch
         self.is_heavy = self._weigh()
+        self.begun_s: dict[Site, float] = {}  # the first heavy turn
+        self.done_s: dict[Site, float] = {}  # the last one
         self.taken: list[int] = []
+        self._take_all()
+
+    def length_s(self) -> float:
+        """Return when the last mesh is done."""
+        return max(self.free_s.values())
 
     def _weigh(self) -> list[bool]:
-        work: dict[Site, float] = defaultdict(float)
         for turn, seconds in zip(self.turns.turns, self.seconds, strict=True):
             if isinstance(turn.item, Chunk) and turn.microbatch == 0:
-                work[turn.item.site] += seconds
+                self.work_s[turn.item.site] += seconds
         heavy: list[bool] = []
         for turn, seconds in zip(self.turns.turns, self.seconds, strict=True):
             counts = isinstance(turn.item, Chunk) and turn.microbatch is not None
-            heavy.append(counts and seconds >= LIGHT_SHARE * work[turn.item.site])  # type: ignore[union-attr]
+            heavy.append(counts and seconds >= LIGHT_SHARE * self.work_s[turn.item.site])  # type: ignore[union-attr]
             if heavy[-1]:
                 self.left[turn.item.site, turn.microbatch] += 1  # type: ignore[union-attr,index]
         return heavy
 
-    def order(self) -> list[int]:
-        """Return the numbers of the turns in the order in which they begin."""
+    def _take_all(self) -> None:
         for number, missing in enumerate(self.missing):
             if not missing:
                 self._arrive(number)
         while any(self.waiting.values()):
             self._take(*self._next())
         assert len(self.taken) == len(self.turns.turns), "turns wait for each other"
-        return self.taken
 
     def _arrive(self, number: int) -> None:
         """Let a turn wait for its mesh; a message begins at once."""
@@ -203,10 +234,12 @@ class _Play:
     def _take(self, site: Site, number: int) -> None:
         self.waiting[site].remove(number)
         self.taken.append(number)
-        stop_s = max(self.free_s[site], self.ready_s[number]) + self.seconds[number]
-        self.free_s[site] = stop_s
+        begin_s = max(self.free_s[site], self.ready_s[number])
+        self.free_s[site] = stop_s = begin_s + self.seconds[number]
         microbatch = self.turns.turns[number].microbatch
         if self.is_heavy[number] and microbatch is not None:
+            self.begun_s.setdefault(site, begin_s)
+            self.done_s[site] = stop_s
             self.under_way[site].add(microbatch)
             self.left[site, microbatch] -= 1
             if not self.left[site, microbatch]:
