@@ -68,7 +68,9 @@ def _to_be_busy(
     nothing to do meanwhile but k - 1 others.
     """
     single = _Play(_Turns(items, replace(repeated, count=1), ()), seconds, {})
-    cycle_s = (1 + IDLE_SHARE) * max(single.work_s.values())
+    cycle_s = (1 + IDLE_SHARE) * max(single.work_s.values(), default=0.0)
+    if not cycle_s:
+        return {}
     return {site: ceil((single.done_s[site] - begun_s) / cycle_s) for site, begun_s in single.begun_s.items()}
 
 
