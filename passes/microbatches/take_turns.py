@@ -3,8 +3,8 @@
     stage 0   F0 F1 . . B0 F2 B1 . B2        every stage goes on with the micro-batch that is furthest, and
     stage 1   . F0 B0 F1 B1 F2 B2 .          has at most as many under way as there are stages from it on
 
-Where messages take time and the step is the shorter for it, a stage has as many under way as keep it busy:
-one micro-batch's way through the stages behind it and back, in cycles.
+Where messages take time and the step is the shorter for it, a stage has as many under way as keep it busy,
+one micro-batch's way through the stages behind it and back in cycles, but no more than twice as many.
 
 The order is that of a simulated step: each mesh runs, when it is free, what is ready. One list holds all
 meshes' turns by the time at which they begin; a message begins right behind the segment that makes it, so
@@ -40,19 +40,21 @@ def take_turns(
     overwrites: Sequence[tuple[str, str]],
     sites: Sequence[Site],
     seconds: Callable[[Item], float],
+    saves_memory: bool = False,
 ) -> list[Turn]:
     """Return all turns of a step in one order.
 
-    overwrites  (value, next): what makes `next` may write over `value`, so it comes behind all its readers
-    sites       the workers' meshes in order
-    seconds     what an item takes
+    overwrites    (value, next): what makes `next` may write over `value`, so it comes behind all its readers
+    sites         the workers' meshes in order
+    seconds       what an item takes
+    saves_memory  no more are under way than there are stages from each on, whatever messages take
     """
     if repeated.count == 1:
         return [Turn(item) for item in items]
     turns = _Turns(items, repeated, overwrites)
     fewest = {site: len(sites) - number for number, site in enumerate(sites)}
-    needed = _to_be_busy(items, repeated, seconds)
-    busy = {site: max(count, needed.get(site, 0)) for site, count in fewest.items()}
+    needed = {} if saves_memory else _to_be_busy(items, repeated, seconds)
+    busy = {site: min(max(count, needed.get(site, 0)), 2 * count) for site, count in fewest.items()}
     play = _Play(turns, seconds, fewest)
     if busy != fewest:
         play = min(play, _Play(turns, seconds, busy), key=_Play.length_s)
