@@ -75,7 +75,7 @@ def order_step(
     def in_turns(items: Sequence[Item]) -> tuple[list[Turn], set[str]]:
         placed, gathered = place_gathers(items, lowered, are_late=is_limited)
         joined = join_microbatches(placed, lowered, repeated)
-        return take_turns(joined, repeated, overwrites, lowered.meshes.sites, seconds), gathered
+        return take_turns(joined, repeated, overwrites, lowered.meshes.sites, seconds, is_limited), gathered
 
     (turns, gathered), recomputed = in_turns(items), None
     if strategy.recompute_bytes is not None:

@@ -42,12 +42,14 @@ def take_turns(
     overwrites: Sequence[tuple[str, str]],
     sites: Sequence[Site],
     seconds: Callable[[Item], float],
+    are_few: bool = False,
 ) -> list[Turn]:
     """Return all turns of a step in one order.
 
     overwrites  (value, next): what makes `next` may write over `value`, so it comes behind all its readers
     sites       the workers' meshes in order
     seconds     what an item takes
+    are_few     no more are under way than 1F1B has, however long messages take: memory is short
     """
     if repeated.count == 1:
         return [Turn(item) for item in items]
@@ -56,7 +58,7 @@ def take_turns(
     fewest = {site: len(sites) - number for number, site in enumerate(sites)}
     busy = {site: max(count, needed.get(site, 0)) for site, count in fewest.items()}
     play = _Play(turns, seconds, fewest, outward)
-    if busy != fewest:
+    if busy != fewest and not are_few:
         play = min(play, _Play(turns, seconds, busy, outward), key=_Play.length_s)
     return [turns.turns[number] for number in play.taken]
 

@@ -173,11 +173,11 @@ class Chain:
             return self.up[int(source.removeprefix("out"))]
         return self.down[int(source.removeprefix("dout")) - 1]
 
-    def orders(self, count: int) -> list[Order]:
+    def orders(self, count: int, are_few: bool = False) -> list[Order]:
         """Return what each stage does, in which order, as `take_turns` has it."""
         items, repeated = pipeline(len(self.forward), count)
         sites = [f"stage{stage}" for stage in range(len(self.forward))]
-        turns = take_turns(items, repeated, [], sites, self.seconds)
+        turns = take_turns(items, repeated, [], sites, self.seconds, are_few)
         return [of_stage(turns, stage).split() for stage in range(len(sites))]
 
     def play(self, orders: Sequence[Order]) -> float:
@@ -286,3 +286,5 @@ def test_equal_stages_have_as_many_under_way_as_a_message_there_and_back_takes_c
 
     behind = [stages - 1 - stage for stage in range(stages)]
     assert [most_under_way(order) for order in orders] == [n + 1 + ceil(n * quarters / 2) for n in behind]
+    few = chain.orders(count=24, are_few=True)
+    assert [most_under_way(order) for order in few] == [n + 1 for n in behind]
