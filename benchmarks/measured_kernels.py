@@ -14,11 +14,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import onnx
-from deep_transformer import DeepTransformer, Sizes
+from mesh_strategies import TOKENS_256, transformer
 from rows import write_rows
 
 from partc.compiler.api import compile_step, kernels_of
@@ -63,13 +64,6 @@ def _words(model: str, batch: int, **sizes: int) -> Train:
     return build
 
 
-def _transformer() -> onnx.ModelProto:
-    body = DeepTransformer(Sizes(batch=8, time=32, heads=4, width=256, hidden=1024, vocabulary=2_000))
-    for _ in range(4):
-        body.append_block()
-    return build_training_graph(body.model(), loss="loss", optimizer=Momentum(0.1))
-
-
 WORKS: dict[str, Train] = {
     "mlp": _classifier("mlp", 64, sizes=(512, 1024, 1024, 64)),
     "wide mlp": _classifier("mlp", 128, sizes=(512, 4096, 1024, 64)),
@@ -91,7 +85,7 @@ WORKS: dict[str, Train] = {
         source_steps=8,
         target_steps=8,
     ),
-    "transformer": _transformer,
+    "transformer": partial(transformer, TOKENS_256, 4),
 }
 
 

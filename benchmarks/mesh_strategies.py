@@ -15,6 +15,7 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,9 +33,12 @@ from partc.runtime.jobs.runner import Runner
 
 STRATEGIES = ("allreduce", "auto", "tensor=2", "fsdp")
 STEPS = 12
+TOKENS_256 = Sizes(batch=8, time=32, heads=4, width=256, hidden=1024, vocabulary=2_000)
 
 
-def _mlp(*sizes: int, batch: int) -> Callable[[], onnx.ModelProto]:
+def mlp(*sizes: int, batch: int) -> Callable[[], onnx.ModelProto]:
+    """Return what builds a training step of dense layers."""
+
     def build() -> onnx.ModelProto:
         forward = build_model("mlp", sizes=sizes, batch=batch)
         return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
@@ -65,9 +69,10 @@ def _stacked_lstm() -> onnx.ModelProto:
     return build_training_graph(forward, loss="loss", optimizer=Momentum(0.1))
 
 
-def _transformer() -> onnx.ModelProto:
-    body = DeepTransformer(Sizes(batch=8, time=32, heads=4, width=256, hidden=1024, vocabulary=2_000))
-    for _ in range(6):
+def transformer(sizes: Sizes, blocks: int) -> onnx.ModelProto:
+    """Return a training step of a transformer's blocks."""
+    body = DeepTransformer(sizes)
+    for _ in range(blocks):
         body.append_block()
     return build_training_graph(body.model(), loss="loss", optimizer=Momentum(0.1))
 
@@ -75,11 +80,11 @@ def _transformer() -> onnx.ModelProto:
 WORKS = {
     "alexnet": _alexnet,
     "resnet50": _resnet,
-    "wide-mlp": _mlp(1024, 4096, 2048, 2048, 64, batch=32),
-    "mlp": _mlp(512, 1024, 1024, 64, batch=64),
+    "wide-mlp": mlp(1024, 4096, 2048, 2048, 64, batch=32),
+    "mlp": mlp(512, 1024, 1024, 64, batch=64),
     "lm": _lm,
     "stacked-lstm": _stacked_lstm,
-    "transformer": _transformer,
+    "transformer": partial(transformer, TOKENS_256, 6),
 }
 
 
@@ -104,7 +109,7 @@ def main() -> None:
             times: dict[str, list[float]] = {name: [] for name in plans}
             for _ in range(options.rounds):
                 for name, plan in plans.items():
-                    times[name].append(_step_s(plan))
+                    times[name].append(step_s(plan))
             rows += _rows(work, times, predicted)
     for row in rows:
         line = "{work:10} {strategy:16} {ms:8.1f} ms measured {predicted_ms:8.1f} predicted {ratio:5.2f}x"
@@ -112,7 +117,7 @@ def main() -> None:
     write_rows(rows, options.json)
 
 
-def _step_s(plan: Path) -> float:
+def step_s(plan: Path) -> float:
     """Return the median step of a run, its first quarter left out."""
     times = Runner(plan).train("synthetic", STEPS, save=False, traced_steps=STEPS - STEPS // 4).times
     begun = [step.begin_s[0] for step in times[0].steps]

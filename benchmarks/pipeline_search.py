@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
-from mesh_strategies import _step_s
+from mesh_strategies import step_s
 from namespaces import namespace_hosts
 from pipelines import WORKS
 from rows import write_rows
@@ -138,7 +138,7 @@ def _run(work: Work, named: Strategy, found: Strategy, rounds: int) -> dict[str,
             compile_step(work.model, work.cluster, plan, Options(strategy=strategy, batch="global"))
         for _ in range(rounds):
             for key, plan in plans.items():
-                times[key].append(1e3 * _step_s(plan))
+                times[key].append(1e3 * step_s(plan))
     return {key: statistics.median(each) for key, each in times.items()}
 
 

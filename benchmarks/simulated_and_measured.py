@@ -27,7 +27,7 @@ import numpy as np
 import onnx
 from agreement import Agreement, agreement
 from compared_clusters import CLUSTERS, SHARED, compared_cluster, name_of
-from deep_transformer import DeepTransformer, Sizes
+from mesh_strategies import TOKENS_256, transformer
 from scatter_plot import scatter_plot
 
 from partc.compiler.api import compile_step
@@ -67,13 +67,6 @@ def _words(model: str, **sizes: int) -> onnx.ModelProto:
     return build_training_graph(build_model(model, **sizes), loss="loss", optimizer=Adagrad(0.1))
 
 
-def _transformer() -> onnx.ModelProto:
-    body = DeepTransformer(Sizes(batch=8, time=32, heads=4, width=256, hidden=1024, vocabulary=2_000))
-    for _ in range(3):
-        body.append_block()
-    return build_training_graph(body.model(), loss="loss", optimizer=Momentum(0.1))
-
-
 LM = {"vocab": 4_000, "embedding": 256, "cells": 512, "projection": 256, "steps": 8, "samples": 512}
 NMT = {
     "source_vocab": 2_000,
@@ -87,7 +80,7 @@ WORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mlp": partial(_classifier, "mlp", sizes=(512, 4096, 1024, 64), batch=128),
     "lm": partial(_words, "lm", batch=32, **LM),
     "nmt": partial(_words, "nmt", batch=32, **NMT),
-    "transformer": _transformer,
+    "transformer": partial(transformer, TOKENS_256, 3),
     "alexnet": partial(_classifier, "alexnet", batch=16, width=32, cells=1024, image=96, classes=100),
 }
 

@@ -255,7 +255,7 @@ def _search_where_asked(train: Train, cluster: Cluster, options: Options) -> Opt
 
         with _naming_files(train, cluster, replace(options, strategy="auto")):
             strategy = place_operators(lambda: _read_graph(train, options.options), cluster, options)
-    return replace(options, strategy=strategy, batch=strategy.batch, asked=options.strategy)
+    return replace(options, strategy=strategy, batch=strategy.batch, strategy_name=options.strategy)
 
 
 @contextmanager

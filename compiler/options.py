@@ -121,7 +121,7 @@ class Options:
                  device trains, and chosen by nobody but the user
     recompute_bytes  what a step's values may take at once, others are computed again; None: as the
                  strategy says
-    asked        what was asked as `strategy` where that has been replaced by what it led to
+    strategy_name  the name that `strategy` had where what it led to has replaced it
     force        trained variables of an earlier plan in the output folder may go
     profile      a profile.json of measured kernels, or what it says of the cluster; None: rooflines alone
     """
@@ -140,7 +140,7 @@ class Options:
     replica_outputs: bool = False
     recompute_bytes: int | None = None
     round_sums: Rounding = ""
-    asked: str = ""
+    strategy_name: str = ""
     force: bool = False
     profile: str | Path | KernelTimes | None = None
 
@@ -153,8 +153,8 @@ class Options:
     @property
     def asked_strategy(self) -> str:
         """Return the name of the strategy that was asked for, nothing where that was a file, or has none."""
-        if self.asked:
-            return self.asked
+        if self.strategy_name:
+            return self.strategy_name
         if isinstance(self.strategy, NamedStrategy):
             return self.strategy.text
         return self.strategy if isinstance(self.strategy, str) and not self.strategy.endswith(".json") else ""

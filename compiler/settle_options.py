@@ -28,7 +28,7 @@ def settle_options(options: Options, graph: TrainingGraph) -> Options:
     if options.asynchronous:
         strategy = strategy_of_sessions(strategy, batch)
     sizes = fill_sizes(options.sizes, graph)
-    return replace(options, strategy=strategy, batch=batch, sizes=sizes, asked=options.asked_strategy)
+    return replace(options, strategy=strategy, batch=batch, sizes=sizes, strategy_name=options.asked_strategy)
 
 
 def _check_rounding(options: Options, strategy: Mode | NamedStrategy | Strategy) -> None:

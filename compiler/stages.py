@@ -18,7 +18,7 @@ from partc.compiler.planning.explain_stages import explain_stages
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_strategy import name_strategy
-from partc.compiler.planning.order_step import order_step
+from partc.compiler.planning.order_step import OrderedStep, keep_to_memory, order_step
 from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.quickest_workers import quickest_first
 from partc.compiler.planning.stage_prices import StagePrices
@@ -55,6 +55,7 @@ from partc.passes.roles.find_zeros import find_zeros
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.log import log
 from partc.runtime.plan.check_program import check_program
+from partc.runtime.plan.program import Plan
 
 # ---------------------------------------------------------------- the step
 
@@ -310,7 +311,15 @@ def order(compilation: Compilation) -> None:
     """Order what ranks do in the distributed step, unless pricing has."""
     if compilation.ordered is None:
         analysis, machines = compilation.analysis, compilation.machines
-        compilation.ordered = order_step(analysis, compilation.lowered, compilation.strategy, machines)
+        strategy, sizes = compilation.strategy, compilation.options.sizes
+        ordered = order_step(analysis, compilation.lowered, strategy, machines)
+        if ordered.fewer is not None:
+
+            def plan_of(ordered: OrderedStep) -> Plan:
+                return build_plan(analysis, ordered, strategy, machines, sizes, None)
+
+            ordered, _ = keep_to_memory(ordered, plan_of, machines)
+        compilation.ordered = ordered
 
 
 def schedule(compilation: Compilation) -> None:

@@ -125,7 +125,7 @@ def parse_named(text: str) -> NamedStrategy | None:
                 f"no strategy {text!r}",
                 at=f"--strategy: {name}{equals}{value}",
                 fix="write words such as data=2, tensor=4, pipeline=2, microbatches=8 and fsdp, with commas "
-                "between them",
+                "between them, or workers=K alone or with microbatches",
             )
         if equals and sizes.setdefault(axis, int(value)) != int(value):
             raise BadUsage(f"two sizes of {axis}", at=f"--strategy {text}", fix="name each axis once")

@@ -197,7 +197,7 @@ def _record(
     samples = samples_of_step(_plan_of_samples(folder))
     return Trained(
         plan=str(folder.path),
-        asked=steps,
+        requested_steps=steps,
         first_step=result.first_step,
         steps=result.first_step + result.last_step,
         step_s=1 / result.steps_per_s if result.last_step else None,

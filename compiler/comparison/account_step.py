@@ -69,7 +69,7 @@ class _Terms:
 
     @cached_property
     def _variables(self) -> frozenset[str]:
-        return frozenset(piece.value for rank in self._plan.ranks for piece in rank.held)
+        return frozenset(piece.value for rank in self._plan.ranks for piece in rank.pieces)
 
     @cached_property
     def _network(self) -> Network:

@@ -2,7 +2,8 @@
 
     cores       segments waited for a core          "4 ranks share 2 cores"
     computing   segments took longer with one       "S1 took 14.2 ms instead of 5.10 ms on rank 2"
-    transfers   a kind of communication              "AllReduce at 2.10 GB/s instead of 7.90 GB/s"
+    transfers   a kind of communication              "AllReduce at 2.10 GB/s instead of 7.90 GB/s", and which
+                                                     cores ranks share, who send with these
     the rest    beginning communications, copies, between steps
 
 Causes are sums of differences, so together they are the difference of the steps; the largest of its sign
@@ -117,7 +118,12 @@ def _of_transfers(differences: Sequence[Difference], sign: int) -> list[_Cause]:
     for difference in differences:
         if difference.kind == "transfer":
             kinds.setdefault(difference.what.partition(":")[0], []).append(difference)
-    return [_of_kind(kind, same, sign) for kind, same in kinds.items()]
+    sharing = next((f", and {d.what}" for d in differences if d.kind == "sharing"), "")
+    return [
+        _Cause(cause.seconds, cause.words + sharing * (cause.seconds > 0))
+        for kind, same in kinds.items()
+        for cause in [_of_kind(kind, same, sign)]
+    ]
 
 
 def _of_kind(kind: str, same: Sequence[Difference], sign: int) -> _Cause:

@@ -95,8 +95,8 @@ def _values(instruction: Instruction) -> Iterator[str]:
 
 def _check_server_variables(plan: Plan) -> None:
     """Refuse parameters, and slots of theirs, that workers hold; and a step that has no others."""
-    replicated = {h.variable for rank in plan.ranks for h in rank.held if h.box is None}
-    if not any(h.box is not None for rank in plan.ranks for h in rank.held):
+    replicated = {h.variable for rank in plan.ranks for h in rank.pieces if h.box is None}
+    if not any(h.box is not None for rank in plan.ranks for h in rank.pieces):
         raise UnsupportedModel(
             "no variable is updated by a gradient that could be pushed to a server",
             at=plan.model,
@@ -142,7 +142,7 @@ def _check_updates(plan: Plan, rank: Rank, folder: Path) -> None:
     turns: list[int] = []  # instruction -> how many waits came before
     for instruction in program:
         turns.append(turns[-1] + isinstance(instruction, Wait) if turns else 0)
-    variables = {owned_piece.value: owned_piece.variable for owned_piece in rank.held}
+    variables = {owned_piece.value: owned_piece.variable for owned_piece in rank.pieces}
     for at, new_value, value in _updates(program, variables):
         made_at = next((i for i in range(at, -1, -1) if new_value in _outputs_of(program[i])), None)
         if made_at is None:

@@ -9,11 +9,13 @@ from partc.compiler.output.title_segments import SegmentTitler
 from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks, ranks_at_sites
 from partc.compiler.planning.order_step import OrderedStep, owned_rows
 from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.cost.network.two_level import flat_sum_bytes
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes, prices_sha256
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, PerReplica, Split
+from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
@@ -41,7 +43,7 @@ def build_plan(
     lowered, rows = ordered.lowered, owned_rows(strategy, cluster)
     writer = _segment_writer(analysis, ordered, cluster, files, times)
     program = ProgramMaker(
-        lowered, ordered.turns, ordered.repeated, _host_grid(cluster), writer, ordered.late
+        lowered, ordered.turns, ordered.repeated, _host_grid(cluster, lowered.meshes), writer, ordered.late
     ).make()
     groups = describe_groups(cluster, lowered, program.instructions)
     training = analysis.training
@@ -87,10 +89,11 @@ def _moments(program: Program) -> dict[str, tuple[int, ...]]:
     return {name: (number,) for number, name in enumerate(program.moments.get(MICROBATCHES, ()))}
 
 
-def _host_grid(cluster: Cluster) -> HostGrid:
+def _host_grid(cluster: Cluster, meshes: Meshes) -> HostGrid:
     most = max(len(host.devices) for host in cluster.hosts)
     workers = tuple(placed.host for placed in ranks_of(cluster) if placed.replica is not None)
-    return HostGrid(len(cluster.hosts), most, workers)
+    is_flat = len(cluster.hosts) == 1 or most == 1 or meshes.axes > 1
+    return HostGrid(len(cluster.hosts), most, workers, 0 if is_flat else flat_sum_bytes(cluster))
 
 
 def _segment_writer(

@@ -141,7 +141,7 @@ class _Describer:
             groups=groups,
             constants=self._constants(),
             slices=self._slices(),
-            held=tuple(
+            pieces=tuple(
                 self._whole.get(state.value) or self._hold(state)
                 for state in self._lowered.states
                 if state.site in self._sites

@@ -6,12 +6,13 @@ graph go together, and a step that was priced is written as it was ordered.
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from partc.compiler.planning.describe_ranks import OwnedRows
 from partc.compiler.planning.price_messages import MessagePrices
 from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
@@ -40,7 +41,8 @@ from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
 from partc.passes.scheduling.schedule import Communication, Item, schedule
 from partc.passes.search.operators.forward_nodes import forward_nodes
-from partc.runtime.plan.program import Recomputed
+from partc.runtime.errors import DoesNotFit
+from partc.runtime.plan.program import Plan, Recomputed
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class OrderedStep:
     repeated    what there is of every micro-batch
     late        buckets that are gathered when they are read
     recomputed  what is computed again, where memory is limited
+    fewer       the turns with no more micro-batches under way than 1F1B has, where there are more
     """
 
     lowered: LoweredGraph
@@ -57,6 +60,7 @@ class OrderedStep:
     repeated: Repeated
     late: Collection[str]
     recomputed: Recomputed | None
+    fewer: Sequence[Turn] | None = None
 
 
 def order_step(
@@ -72,12 +76,14 @@ def order_step(
     items, repeated = _in_order(analysis, lowered, rows, cluster, message_s, seconds)
     overwrites = [(state.value, state.next) for state in lowered.states]
 
-    def in_turns(items: Sequence[Item]) -> tuple[list[Turn], set[str]]:
+    def in_turns(items: Sequence[Item]) -> tuple[Callable[[bool], list[Turn]], set[str]]:
         placed, gathered = place_gathers(items, lowered, are_late=is_limited)
         joined = join_microbatches(placed, lowered, repeated)
-        return take_turns(joined, repeated, overwrites, lowered.meshes.sites, seconds), gathered
+        return partial(take_turns, joined, repeated, overwrites, lowered.meshes.sites, seconds), gathered
 
-    (turns, gathered), recomputed = in_turns(items), None
+    taken, gathered = in_turns(items)
+    turns, recomputed = taken(is_limited), None
+    fewer = taken(True) if repeated.count > 1 and not is_limited else turns
     if strategy.recompute_bytes is not None:
         limit_bytes = strategy.recompute_bytes
         search = _recomputation(analysis, lowered, repeated, limit_bytes, cluster)
@@ -85,14 +91,35 @@ def order_step(
         if before_bytes > limit_bytes:
             cutter = Cutter(lowered, search.sizes, before_bytes)
             if repeated.count == 1:
-                turns, gathered = in_turns([piece for item in items for piece in cutter.cut(item)])
+                taken, gathered = in_turns([piece for item in items for piece in cutter.cut(item)])
+                turns = taken(is_limited)
             else:
                 turns = [Turn(piece, turn.microbatch) for turn in turns for piece in cutter.cut(turn.item)]
             search.fit(turns)
             repeated = search.repeated
         after_bytes = search.most_bytes(turns)
         recomputed = Recomputed(limit_bytes, before_bytes, after_bytes, len(search.nodes), search.flops)
-    return OrderedStep(lowered, turns, repeated, gathered if is_limited else (), recomputed)
+    late = gathered if is_limited else ()
+    has_fewer = not is_limited and any(
+        turn.item is not other.item or turn.microbatch != other.microbatch
+        for turn, other in zip(turns, fewer, strict=True)
+    )
+    return OrderedStep(lowered, turns, repeated, late, recomputed, fewer if has_fewer else None)
+
+
+def keep_to_memory(
+    ordered: OrderedStep, plan_of: Callable[[OrderedStep], Plan], cluster: Cluster
+) -> tuple[OrderedStep, Plan]:
+    """Return a step with fewer micro-batches under way where there is no room for more, and its plan."""
+    plan = plan_of(ordered)
+    if ordered.fewer is None:
+        return ordered, plan
+    try:
+        check_memory(plan, cluster)
+    except DoesNotFit:
+        ordered = replace(ordered, turns=ordered.fewer, fewer=None)
+        plan = plan_of(ordered)
+    return ordered, plan
 
 
 def owned_rows(strategy: Strategy, cluster: Cluster) -> OwnedRows:

@@ -12,7 +12,7 @@ import onnx
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_messages import MICROBATCH, MessageNames, Words
 from partc.compiler.report.units import join_words, operations, plural, size, some_ranges
-from partc.runtime.plan.held_memory import held_bytes
+from partc.runtime.plan.held_memory import piece_bytes
 from partc.runtime.plan.program import (
     IDLE,
     Instruction,
@@ -82,7 +82,7 @@ class ProgramListing:
 
 def describe_segments(plan: Plan, folder: Path) -> tuple[SegmentRow, ...]:
     """Return the distinct segments in the order in which they first run. Reads their files."""
-    variable_of = {piece.value: piece.variable for rank in plan.ranks for piece in rank.held}
+    variable_of = {piece.value: piece.variable for rank in plan.ranks for piece in rank.pieces}
     return tuple(
         _segment(f"S{i}", run, plan, variable_of, folder) for i, run in enumerate(_first_runs(plan), 1)
     )
@@ -145,7 +145,7 @@ def is_server(plan: Plan, rank: Rank) -> bool:
     """Tell whether a rank keeps elements of a variable that lives on servers."""
     served = {variable.name: variable for variable in plan.variables if variable.method == "servers"}
     return "server" in rank.sites and any(
-        piece.variable in served and held_bytes(piece, served[piece.variable]) for piece in rank.held
+        piece.variable in served and piece_bytes(piece, served[piece.variable]) for piece in rank.pieces
     )
 
 

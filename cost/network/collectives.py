@@ -84,7 +84,7 @@ def all_reduce(network: Network, members: Sequence[str], message_bytes: float) -
     return _quicker(
         network,
         ring_all_reduce(network, members, message_bytes),
-        _doubling_all_reduce(network, members, message_bytes),
+        doubling_all_reduce(network, members, message_bytes),
     )
 
 
@@ -98,7 +98,7 @@ def ring_all_reduce(network: Network, members: Sequence[str], message_bytes: flo
     return _with_work(network, ring, members, SUM_TRAFFIC * summed + COPY_TRAFFIC * message_bytes)
 
 
-def _doubling_all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
+def doubling_all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
     """Sum everywhere: in step s, members whose positions differ in bit s exchange their sums."""
     p = len(members)
     if p < 2:

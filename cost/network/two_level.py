@@ -20,11 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
+from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.network.collectives import (
     all_gather,
     all_reduce,
     all_to_all_rows,
     broadcast,
+    doubling_all_reduce,
     gather,
     reduce,
     reduce_scatter,
@@ -33,10 +35,11 @@ from partc.cost.network.collectives import (
 )
 from partc.cost.network.families import Family, families_of, in_every
 from partc.cost.network.topology import Network
-from partc.cost.network.traffic import Phases
+from partc.cost.network.traffic import Phases, seconds_of
 from partc.cost.strategy import SyncFacts, Synchronisation
 
 ID_BYTES = 8  # int64
+LARGEST_FLAT_SUM = 1 << 18  # bytes; MPI libraries do not double what is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,23 @@ def _all_reduce(groups: NetworkGroups, message_bytes: float) -> Phases:
         + all_reduce(network, groups.leaders, message_bytes)
         + in_every(network, groups.host_workers, lambda m: broadcast(network, m, message_bytes))
     )
+
+
+def flat_sum_bytes(cluster: Cluster) -> int:
+    """Return up to how many bytes all workers are sooner with a sum among all of them than in two levels.
+
+    One collective in place of three begins twice less, but what is sent in it crosses between hosts for each
+    of their workers: by recursive doubling, as MPI libraries sum short messages.
+    """
+    groups = network_groups_of(cluster)
+    network = groups.network
+    nbytes = 1
+    while nbytes < LARGEST_FLAT_SUM:
+        flat_s = seconds_of(network, doubling_all_reduce(network, groups.workers, 2 * nbytes))
+        if flat_s > 2 * PER_COMMUNICATION_S + seconds_of(network, _all_reduce(groups, 2 * nbytes)):
+            return nbytes
+        nbytes *= 2
+    return nbytes
 
 
 def _all_gather(groups: NetworkGroups, facts: SyncFacts) -> Phases:

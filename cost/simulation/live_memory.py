@@ -61,7 +61,7 @@ def _fixed_values(plan: Plan, rank: Rank) -> set[str]:
     buffers = {buffer.name for buffer in plan.buffers if set(buffer.sites) & set(rank.sites)}
     slices = {piece.value for piece in (*plan.slices, *rank.slices) if piece.buffer in buffers}
     constants = plan.constants.keys() | rank.constants.keys() | shard_values(plan, rank).keys()
-    return buffers | slices | constants | {piece.value for piece in rank.held}
+    return buffers | slices | constants | {piece.value for piece in rank.pieces}
 
 
 def _fed(plan: Plan, rank: Rank) -> Iterator[tuple[str, int]]:

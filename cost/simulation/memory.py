@@ -16,7 +16,7 @@ from partc.cost.cluster.machines import Host
 from partc.cost.cluster.profiles import PROFILES
 from partc.cost.simulation.live_memory import LiveBytes, live_bytes, live_kind
 from partc.runtime.errors import DoesNotFit
-from partc.runtime.plan.held_memory import buffers_bytes, held_bytes
+from partc.runtime.plan.held_memory import buffers_bytes, piece_bytes
 from partc.runtime.plan.program import Plan, Rank
 
 
@@ -56,8 +56,8 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
         if kind not in live:  # ranks of one kind do the same
             live[kind] = live_bytes(plan, rank)
         own = in_buffers if not rank.slices else in_buffers | {piece.value for piece in rank.slices}
-        pieces = [(variables[piece.variable], piece) for piece in rank.held if piece.value not in own]
-        sizes = [(variable.role, held_bytes(piece, variable)) for variable, piece in pieces]
+        pieces = [(variables[piece.variable], piece) for piece in rank.pieces if piece.value not in own]
+        sizes = [(variable.role, piece_bytes(piece, variable)) for variable, piece in pieces]
         need = DeviceMemory(
             rank=rank.rank,
             variables_bytes=sum(nbytes for _, nbytes in sizes),
@@ -95,7 +95,7 @@ def check_memory(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
 
 def _largest(plan: Plan, rank: Rank) -> tuple[str, int]:
     variables = {variable.name: variable for variable in plan.variables}
-    sizes = {piece.variable: held_bytes(piece, variables[piece.variable]) for piece in rank.held}
+    sizes = {piece.variable: piece_bytes(piece, variables[piece.variable]) for piece in rank.pieces}
     return max(sizes.items(), key=lambda item: (item[1], item[0]), default=("none", 0))
 
 

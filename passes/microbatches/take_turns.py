@@ -1,24 +1,31 @@
 """Put what runs for every micro-batch in an order: one forward, one backward (1F1B).
 
-    stage 0   F0 F1 . . B0 F2 B1 . B2        every stage goes on with the micro-batch that is furthest, and
-    stage 1   . F0 B0 F1 B1 F2 B2 .          has at most as many under way as there are stages from it on
+    stage 0   F0 F1 .  B0 F2 B1 .  B2    every stage sends on what others wait for, then takes what is back,
+    stage 1   .  F0 B0 F1 B1 F2 B2 .     and has at most as many under way as there are stages from it on
+
+Where messages take time and the step is the shorter for it, a stage has as many under way as keep it busy:
+one micro-batch's way through the stages behind it and back, in cycles. Which turns are on the way out and
+which on the way back, one micro-batch alone shows: between them its mesh waits longest.
 
 The order is that of a simulated step: each mesh runs, when it is free, what is ready. One list holds all
 meshes' turns by the time at which they begin; a message begins right behind the segment that makes it, so
 that who receives it is ready when it comes (Narayanan et al. 2019, PipeDream, section 3.2; Fan et al. 2021,
-DAPPLE, section 3).
+DAPPLE, section 3; more under way where messages are slow is the eager 1F1B of Zhuang et al. 2023, On
+Optimizing the Communication of Model Parallelism, section 4).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil, inf
 
 from partc.passes.microbatches.find_repeated import Repeated
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from partc.runtime.plan.program import Site
 
 LIGHT_SHARE = 0.02  # of a mesh's work for one micro-batch: what is less holds nothing that matters
+IDLE_SHARE = 0.02  # of a cycle: a mesh that waits for less needs no further micro-batch under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +42,59 @@ def take_turns(
     overwrites: Sequence[tuple[str, str]],
     sites: Sequence[Site],
     seconds: Callable[[Item], float],
+    are_few: bool = False,
 ) -> list[Turn]:
     """Return all turns of a step in one order.
 
     overwrites  (value, next): what makes `next` may write over `value`, so it comes behind all its readers
-    sites       the workers' meshes; of n the first has at most n micro-batches under way
+    sites       the workers' meshes in order
     seconds     what an item takes
+    are_few     no more are under way than 1F1B has, however long messages take: memory is short
     """
     if repeated.count == 1:
         return [Turn(item) for item in items]
     turns = _Turns(items, repeated, overwrites)
-    play = _Play(turns, {site: len(sites) - number for number, site in enumerate(sites)}, seconds)
-    return [turns.turns[number] for number in play.order()]
+    outward, needed = _go_alone(items, repeated, seconds)
+    fewest = {site: len(sites) - number for number, site in enumerate(sites)}
+    busy = {site: max(count, needed.get(site, 0)) for site, count in fewest.items()}
+    play = _Play(turns, seconds, fewest, outward)
+    if busy != fewest and not are_few:
+        play = min(play, _Play(turns, seconds, busy, outward), key=_Play.length_s)
+    return [turns.turns[number] for number in play.taken]
+
+
+def _go_alone(
+    items: Sequence[Item], repeated: Repeated, seconds: Callable[[Item], float]
+) -> tuple[set[int], dict[Site, int]]:
+    """Play one micro-batch without others: return what each mesh does before its longest wait, and its needs.
+
+    That is the way out, as places among the items; what follows is the way back. A mesh needs as many
+    micro-batches as it begins before the first is back and done with. A cycle is the longest that a mesh
+    works for one: who is done with one after k cycles has nothing to do meanwhile but k - 1 others.
+    """
+    turns = _Turns(items, replace(repeated, count=1), ())
+    play = _Play(turns, seconds, {}, ())
+    idle_s = IDLE_SHARE * max(play.work_s.values(), default=0.0)
+    cycle_s = max(play.work_s.values(), default=0.0) + idle_s
+    own: dict[Site, list[int]] = defaultdict(list)
+    for number in play.taken:
+        item = turns.turns[number].item
+        if isinstance(item, Chunk) and turns.turns[number].microbatch is not None:
+            own[item.site].append(number)
+    outward: set[int] = set()
+    needed: dict[Site, int] = {}
+    for site, numbers in own.items():
+        heavy = [number for number in numbers if play.is_heavy[number]]
+        waits = [
+            (play.begin_s[after] - play.stop_s(before), play.begin_s[after])
+            for before, after in pairwise(heavy)
+        ]
+        wait_s, back_s = max(waits, default=(0.0, 0.0))
+        if wait_s > idle_s:
+            outward.update(turns.places[number] for number in numbers if play.begin_s[number] < back_s)
+        if cycle_s:
+            needed[site] = ceil((play.stop_s(heavy[-1]) - play.begin_s[heavy[0]]) / cycle_s)
+    return outward, needed
 
 
 class _Turns:
@@ -115,11 +163,21 @@ def _writes(turn: Turn, repeated: Repeated) -> Iterator[str]:
 
 
 class _Play:
-    """The clocks of all meshes while turns are taken."""
+    """The clocks of all meshes while turns are taken.
 
-    def __init__(self, turns: _Turns, limits: dict[Site, int], seconds: Callable[[Item], float]) -> None:
+    taken  the numbers of the turns in the order in which they begin
+    """
+
+    def __init__(
+        self,
+        turns: _Turns,
+        seconds: Callable[[Item], float],
+        limits: dict[Site, int],
+        outward: Collection[int],
+    ) -> None:
         self.turns = turns
         self.limits = limits
+        self.outward = outward
         takes = {id(turn.item): seconds(turn.item) for turn in turns.turns}
         self.seconds = [takes[id(turn.item)] for turn in turns.turns]
         self.missing = [len(before) for before in turns.before]
@@ -130,31 +188,39 @@ class _Play:
         self.left: dict[tuple[Site, int], int] = defaultdict(
             int
         )  # heavy turns of a micro-batch still to come
+        self.work_s: dict[Site, float] = defaultdict(float)  # of a mesh for one micro-batch
         self.is_heavy = self._weigh()
+        self.begin_s: dict[int, float] = {}
         self.taken: list[int] = []
+        self._take_all()
+
+    def length_s(self) -> float:
+        """Return when the last mesh is done."""
+        return max(self.free_s.values())
+
+    def stop_s(self, number: int) -> float:
+        """Return when a mesh is done with a turn."""
+        return self.begin_s[number] + self.seconds[number]
 
     def _weigh(self) -> list[bool]:
-        work: dict[Site, float] = defaultdict(float)
         for turn, seconds in zip(self.turns.turns, self.seconds, strict=True):
             if isinstance(turn.item, Chunk) and turn.microbatch == 0:
-                work[turn.item.site] += seconds
+                self.work_s[turn.item.site] += seconds
         heavy: list[bool] = []
         for turn, seconds in zip(self.turns.turns, self.seconds, strict=True):
             counts = isinstance(turn.item, Chunk) and turn.microbatch is not None
-            heavy.append(counts and seconds >= LIGHT_SHARE * work[turn.item.site])  # type: ignore[union-attr]
+            heavy.append(counts and seconds >= LIGHT_SHARE * self.work_s[turn.item.site])  # type: ignore[union-attr]
             if heavy[-1]:
                 self.left[turn.item.site, turn.microbatch] += 1  # type: ignore[union-attr,index]
         return heavy
 
-    def order(self) -> list[int]:
-        """Return the numbers of the turns in the order in which they begin."""
+    def _take_all(self) -> None:
         for number, missing in enumerate(self.missing):
             if not missing:
                 self._arrive(number)
         while any(self.waiting.values()):
             self._take(*self._next())
         assert len(self.taken) == len(self.turns.turns), "turns wait for each other"
-        return self.taken
 
     def _arrive(self, number: int) -> None:
         """Let a turn wait for its mesh; a message begins at once."""
@@ -183,7 +249,7 @@ class _Play:
         return site, number
 
     def _choose(self, site: Site) -> tuple[float, int] | None:
-        """Return what a mesh does next, and when: of what is ready then, the furthest that is repeated."""
+        """Return what a mesh does next, and when: of what is ready then, the first by rank."""
         allowed = [number for number in self.waiting[site] if self._may_begin(site, number)]
         if not allowed:
             return None
@@ -191,9 +257,12 @@ class _Play:
         ready = [number for number in allowed if self.ready_s[number] <= begin_s]
         return begin_s, min(ready, key=self._rank)
 
-    def _rank(self, number: int) -> tuple[bool, int, int]:
+    def _rank(self, number: int) -> tuple[bool, bool, int, int]:
+        """Rank what goes out before what is back, that others begin to work; of these, what is furthest."""
         turn, place = self.turns.turns[number], self.turns.places[number]
-        return turn.microbatch is None, place if turn.microbatch is None else -place, number
+        if turn.microbatch is None:
+            return True, False, place, number
+        return False, place not in self.outward, -place, number
 
     def _may_begin(self, site: Site, number: int) -> bool:
         microbatch, begun = self.turns.turns[number].microbatch, self.under_way[site]
@@ -203,12 +272,12 @@ class _Play:
     def _take(self, site: Site, number: int) -> None:
         self.waiting[site].remove(number)
         self.taken.append(number)
-        stop_s = max(self.free_s[site], self.ready_s[number]) + self.seconds[number]
-        self.free_s[site] = stop_s
+        self.begin_s[number] = max(self.free_s[site], self.ready_s[number])
+        self.free_s[site] = self.stop_s(number)
         microbatch = self.turns.turns[number].microbatch
         if self.is_heavy[number] and microbatch is not None:
             self.under_way[site].add(microbatch)
             self.left[site, microbatch] -= 1
             if not self.left[site, microbatch]:
                 self.under_way[site].remove(microbatch)
-        self._finish(number, stop_s)
+        self._finish(number, self.free_s[site])

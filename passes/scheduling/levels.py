@@ -1,6 +1,6 @@
 """How a communication crosses the cluster, level by level: within hosts, among hosts, back.
 
-AllReduce   reduce to the host's first worker, all-reduce among these, broadcast in the host
+AllReduce   reduce to the host's first worker, all-reduce among these, broadcast in the host; short: among all
 Push        reduce to the host's server, reduce-scatter among servers to the owners
 Pull        all-gather among servers, broadcast in the host
 ToServers   the host's first worker tells its server        ToWorkers   broadcast in the host
@@ -62,11 +62,17 @@ def name_way(source: Site, target: Site) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostGrid:
-    """The two levels of a cluster: how many hosts, the most workers on one, and each worker's host."""
+    """The two levels of a cluster.
+
+    hosts, workers_per_host  how many, and the most on one
+    host_of                  each worker's host
+    flat_sum_bytes           up to which a sum of all workers does not go level by level
+    """
 
     hosts: int
     workers_per_host: int
     host_of: tuple[str, ...] = ()
+    flat_sum_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,8 @@ def _ways_of_bucket(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> tuple
     if bucket.op in IN_PIECES:
         return (("reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather", group, site, site),)
     assert bucket.op == "AllReduce", bucket.op
-    is_plain = topology.hosts == 1 or topology.workers_per_host == 1
+    is_short = bucket.elements * np.dtype(bucket.dtype).itemsize <= topology.flat_sum_bytes
+    is_plain = is_short or topology.hosts == 1 or topology.workers_per_host == 1
     if is_plain or meshes.axes > 1 or site != WORKER:
         return (("all_reduce", group, site, site),)
     return OVER_LEADERS

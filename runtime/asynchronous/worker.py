@@ -154,7 +154,7 @@ class Worker:
         return {
             piece.variable: self._executors[rank.rank].environment.array(piece.value)
             for rank in own_ranks(self._plan)
-            for piece in rank.held
+            for piece in rank.pieces
             if piece.box is None
         }
 
@@ -171,7 +171,7 @@ class Worker:
         self._applied = dict.fromkeys(self._applied, step)
         local_values = worker_arrays(self._worker_variables, frames, self._chief) if frames else {}
         for rank in own_ranks(self._plan):
-            for piece in rank.held:
+            for piece in rank.pieces:
                 if piece.variable in local_values:
                     self._executors[rank.rank].environment.put(piece.value, local_values[piece.variable])
 

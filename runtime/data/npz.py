@@ -97,13 +97,13 @@ def _read_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return shape, is_fortran, dtype
 
 
-def _check_claim(shape: tuple[int, ...], dtype: np.dtype[Any], held_bytes: int, at: str) -> None:
+def _check_claim(shape: tuple[int, ...], dtype: np.dtype[Any], piece_bytes: int, at: str) -> None:
     """Hold what a header claims to what is stored. Raises BadData."""
     if dtype.hasobject:
         raise BadData("Python objects, which are not read from files", at=at, fix="save an array of numbers")
-    if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != held_bytes:
+    if min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != piece_bytes:
         raise BadData(
-            f"{held_bytes} bytes, where {dtype}{list(shape)} takes {prod(shape) * dtype.itemsize}",
+            f"{piece_bytes} bytes, where {dtype}{list(shape)} takes {prod(shape) * dtype.itemsize}",
             at=at,
             fix="write it with numpy.savez again",
         )

@@ -35,7 +35,7 @@ class Environment:
             self._fix(name, np.array(vector, np.int64))
         for name, value in shard_values(plan, rank).items():
             self._fix(name, value)
-        for piece in rank.held:
+        for piece in rank.pieces:
             self._hold(piece.value, initial.part(piece.variable, piece.box))
         self.tensors = dict(self.fixed)
 

@@ -65,7 +65,7 @@ class InteractiveDaemon(Daemon):
     def __init__(self, folder: Path, world: MPI.Intracomm) -> None:
         self._fed = FedShares()
         super().__init__(folder, world)
-        self._boxes = {piece.value: piece.box for piece in self._rank.held}
+        self._boxes = {piece.value: piece.box for piece in self._rank.pieces}
         # What this rank sends may need its help to leave while it waits to be asked again.
         self._help_messages = world.Iprobe
         channel = msgspec.json.decode((folder / CHANNEL_FILE).read_bytes(), type=Channel)

@@ -64,7 +64,7 @@ def owners_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
     """Return who holds each variable: in the order of their first elements, then of ranks; no empty parts."""
     owners: dict[str, list[Owner]] = {}
     for rank in plan.ranks:
-        for piece in rank.held:
+        for piece in rank.pieces:
             if not is_empty(piece.box):
                 owners.setdefault(piece.variable, []).append(Owner(rank.rank, piece))
     return {

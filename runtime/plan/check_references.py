@@ -152,9 +152,9 @@ def _variables(plan: Plan) -> Iterator[Finding]:
         yield from _size(variable.dtype, variable.shape, f"variables: {variable.name}")
     misfits = False
     for rank in plan.ranks:
-        at = f"ranks: {rank.rank}: held"
-        yield from _unknown("variable", [piece.variable for piece in rank.held], variables, at)
-        for piece in rank.held:
+        at = f"ranks: {rank.rank}: pieces"
+        yield from _unknown("variable", [piece.variable for piece in rank.pieces], variables, at)
+        for piece in rank.pieces:
             shape = variables[piece.variable].shape if piece.variable in variables else ()
             if fault := fault_of(shape, piece.box):
                 misfits = True
@@ -167,7 +167,7 @@ def _owners(plan: Plan) -> Iterator[Finding]:
     """Every element of every variable is held by somebody; by several only if their boxes are equal."""
     boxes_of: dict[str, dict[Box | None, str]] = {}
     for rank in plan.ranks:
-        for piece in rank.held:
+        for piece in rank.pieces:
             boxes_of.setdefault(piece.variable, {}).setdefault(piece.box, f"rank {rank.rank}")
     for variable in plan.variables:
         if fault := cover_fault(variable.shape, boxes_of.get(variable.name, {})):
@@ -178,7 +178,7 @@ def _owners(plan: Plan) -> Iterator[Finding]:
 
 
 def _instructions(plan: Plan) -> Iterator[Finding]:
-    held = {held.value for rank in plan.ranks for held in rank.held}
+    variables = {piece.value for rank in plan.ranks for piece in rank.pieces}
     starts = [i for i in plan.instructions if isinstance(i, Start)]
     yield from _twice("communication", [start.tag_id for start in starts], "instructions")
     started = {start.tag_id for start in starts}
@@ -198,7 +198,7 @@ def _instructions(plan: Plan) -> Iterator[Finding]:
                 if min(*work, *sizes, instruction.nodes, instruction.sorted_ids) < 0:
                     yield "a negative amount of work", at
             case Store(target=target):
-                yield from _unknown("value of a variable", [target], held, at)
+                yield from _unknown("value of a variable", [target], variables, at)
 
 
 def _start(start: Start, groups: Sequence[tuple[int, ...]], at: str) -> Iterator[Finding]:
@@ -309,7 +309,7 @@ def _made_outputs(plan: Plan) -> Iterator[Finding]:
         yield f"outputs at {sorted(sites)}", "outputs"
     for rank in plan.ranks:
         if has_outputs(plan, rank):
-            held = {held.value for held in rank.held} | {*rank.constants, *plan.constants}
-            known = written | held | inputs | {piece.value for piece in (*plan.slices, *rank.slices)}
+            resident = {piece.value for piece in rank.pieces} | {*rank.constants, *plan.constants}
+            known = written | resident | inputs | {piece.value for piece in (*plan.slices, *rank.slices)}
             at = f"outputs, on rank {rank.rank}"
             yield from _unknown("value", [output.value for output in plan.outputs], known, at)

@@ -56,7 +56,7 @@ def check_values(plan: Plan) -> None:
         seen.add(kind)
         walk = _Walk(rank, _regions(plan, rank))
         walk.present.update(
-            walk.regions, plan.constants, rank.constants, (piece.value for piece in rank.held)
+            walk.regions, plan.constants, rank.constants, (piece.value for piece in rank.pieces)
         )
         walk.present.update(data_input.name for data_input in inputs_of(plan, rank))
         walk.present.update(shard_values(plan, rank))
@@ -67,7 +67,7 @@ def check_values(plan: Plan) -> None:
 def _kind(plan: Plan, rank: Rank) -> Hashable:
     """Return what ranks have in common that do the same to the same values."""
     is_root = frozenset((group, root == rank.rank) for group, root in roots_of(plan, rank).items())
-    values = tuple(piece.value for piece in rank.held)
+    values = tuple(piece.value for piece in rank.pieces)
     return rank.sites, rank.replica is None, is_root, values, tuple(rank.constants), rank.slices
 
 

@@ -10,7 +10,7 @@ from partc.runtime.plan.program import Plan, Rank, Site
 from partc.runtime.plan.variables import PlanVariable, VariablePiece
 
 
-def held_bytes(piece: VariablePiece, variable: PlanVariable) -> int:
+def piece_bytes(piece: VariablePiece, variable: PlanVariable) -> int:
     """Return the size of a variable, or of the part of it that a rank holds."""
     return prod(local_shape(variable.shape, piece.box)) * np.dtype(variable.dtype).itemsize
 
@@ -19,7 +19,7 @@ def variables_bytes(plan: Plan, rank: Rank) -> int:
     """Return the size of the variables that a rank holds outside of buffers."""
     variables = {variable.name: variable for variable in plan.variables}
     in_buffers = {piece.value for piece in (*plan.slices, *rank.slices)}
-    return sum(held_bytes(p, variables[p.variable]) for p in rank.held if p.value not in in_buffers)
+    return sum(piece_bytes(p, variables[p.variable]) for p in rank.pieces if p.value not in in_buffers)
 
 
 def buffers_bytes(plan: Plan, sites: Collection[Site]) -> int:

@@ -22,7 +22,7 @@ import msgspec
 from partc.runtime.plan.record import Range, Record
 from partc.runtime.plan.variables import DataInput, DrawnInput, PlanVariable, ShardInput, VariablePiece
 
-PLAN_FORMAT = "partc-plan/5"
+PLAN_FORMAT = "partc-plan/6"
 
 Site = str  # worker, server, or a stage of workers: stage0, stage1, ...
 IDLE: Site = "idle"  # of a worker whom no operator was given
@@ -243,7 +243,7 @@ class Rank(Record, frozen=True):
     groups: dict[str, int]  # which one of Plan.groups it is a member of
     constants: dict[str, tuple[int, ...]]  # value -> int64 vector; Plan.constants are every rank's
     slices: tuple[Slice, ...]
-    held: tuple[VariablePiece, ...]
+    pieces: tuple[VariablePiece, ...]  # of variables, that it keeps from step to step
 
 
 class SessionWorker(Record, frozen=True):

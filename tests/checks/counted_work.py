@@ -136,9 +136,9 @@ def _shape(
         if rank in pieces.get(name, {}):
             return pieces[name][rank].shape
     variables = {variable.name: variable.shape for variable in compiled.plan.variables}
-    for held in compiled.plan.ranks[rank].held:
-        if held.value == tensor.name:
-            return local_shape(variables[held.variable], held.box)
+    for piece in compiled.plan.ranks[rank].pieces:
+        if piece.value == tensor.name:
+            return local_shape(variables[piece.variable], piece.box)
     sizes = compiled.compilation.lowered.shapes[tensor.name]
     return tuple(size or 0 for size in sizes)
 

@@ -104,8 +104,8 @@ def _copy_all_but_segments(folder: PlanFolder, path: Path) -> None:
 
 def _variables(plan: Plan, run: Run) -> dict[str, str]:
     """Return the values of variables that a segment writes over, and a name for what it writes."""
-    held = {held.value for rank in plan.ranks for held in rank.held}
-    return {value: f"next.{value}" for _, value in run.writes if value in held}
+    variables = {piece.value for rank in plan.ranks for piece in rank.pieces}
+    return {value: f"next.{value}" for _, value in run.writes if value in variables}
 
 
 def _write_plan(plan: Plan, path: Path, instructions: list[Instruction], seen: dict[str, str]) -> None:

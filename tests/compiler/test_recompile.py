@@ -72,7 +72,7 @@ def test_the_strategy_stays_the_one_that_was_asked_for(
     two, how = recompile_without(first, [first.plan.ranks[1].host], tmp_path / "two")
 
     assert how.startswith(says)
-    assert any(held.box is not None for rank in two.plan.ranks for held in rank.held) == sharded
+    assert any(piece.box is not None for rank in two.plan.ranks for piece in rank.pieces) == sharded
     batches = random_batches(first.plan, 2)
     expected = train_in_process(first.path, batches).variables
     for name, value in train_in_process(two.path, batches).variables.items():

@@ -90,5 +90,5 @@ def test_experts_may_live_on_devices_of_their_own(tmp_path: Path) -> None:
     done = compile_step(import_training_graph(step), tmp_path / "out", "2x2", strategy, "global")
 
     assert_trains_as_one_device(done, random_batches(done.plan, 3, high=20))
-    kept = [held for rank in done.plan.ranks for held in rank.held if held.variable == kinds[0]]
-    assert [local_shape((4, CELLS, 7), held.box) for held in kept] == [(2, CELLS, 7)] * 4
+    kept = [piece for rank in done.plan.ranks for piece in rank.pieces if piece.variable == kinds[0]]
+    assert [local_shape((4, CELLS, 7), piece.box) for piece in kept] == [(2, CELLS, 7)] * 4

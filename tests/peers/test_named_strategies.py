@@ -107,7 +107,7 @@ def shares(compiled: Compiled) -> list[float]:
     shapes = {v.name: v.shape for v in compiled.plan.variables if v.name in trained}
     total = sum(map(prod, shapes.values()))
     return [
-        sum(prod(local_shape(shapes[h.variable], h.box)) for h in rank.held if h.variable in shapes) / total
+        sum(prod(local_shape(shapes[h.variable], h.box)) for h in rank.pieces if h.variable in shapes) / total
         for rank in compiled.plan.ranks
     ]
 

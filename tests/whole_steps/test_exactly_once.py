@@ -41,16 +41,16 @@ class Counted:
         }
 
     def of(self, rank: Rank) -> object:
-        held = {kept.value for kept in rank.held}
+        variables = {piece.value for piece in rank.pieces}
 
         def observe(program: Iterable[Instruction]) -> Iterator[Instruction]:
             for instruction in program:
                 yield instruction
                 match instruction:
                     case Run(writes=writes, segment=segment, site=site):
-                        self.writes.update((rank.rank, value) for _, value in writes if value in held)
+                        self.writes.update((rank.rank, value) for _, value in writes if value in variables)
                         self.nodes.update((rank.rank, site, name) for name in self._names[segment])
-                    case Store(target=target) if target in held:
+                    case Store(target=target) if target in variables:
                         self.writes[rank.rank, target] += 1
 
         return observe
@@ -75,11 +75,13 @@ def check(name: str, cluster: str, strategy: str, folder: Path, monkeypatch: pyt
 
     counted, variables = counted_run(done, monkeypatch)
 
-    kept = [(rank.rank, held.value) for rank in done.plan.ranks for held in rank.held]
+    kept = [(rank.rank, piece.value) for rank in done.plan.ranks for piece in rank.pieces]
     assert counted.writes == Counter(dict.fromkeys(kept, STEPS))
     assert set(counted.nodes.values()) == {STEPS}
     for variable in done.plan.variables:
-        pieces = [held for rank in done.plan.ranks for held in rank.held if held.variable == variable.name]
+        pieces = [
+            piece for rank in done.plan.ranks for piece in rank.pieces if piece.variable == variable.name
+        ]
         assert_owned_once(pieces, variable.shape)
     if "count" in variables:
         assert variables["count"] == STEPS
@@ -87,7 +89,7 @@ def check(name: str, cluster: str, strategy: str, folder: Path, monkeypatch: pyt
 
 def assert_owned_once(pieces: list[VariablePiece], shape: tuple[int, ...]) -> None:
     """Rows on servers are cut without gap or overlap; what is not cut is whole wherever it is."""
-    rows = sorted(held.box.ranges[0][0] for held in pieces if held.box is not None)
+    rows = sorted(piece.box.ranges[0][0] for piece in pieces if piece.box is not None)
     if rows:
         assert len(rows) == len(pieces), "on servers, and somewhere else too"
         assert [start for start, _ in rows] == [0, *(stop for _, stop in rows[:-1])]

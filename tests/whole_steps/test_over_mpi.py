@@ -80,6 +80,10 @@ CASES = (
     ("mlp", 1, 2, "pipeline=2,microbatches=8"),
     ("mlp", 1, 4, "pipeline=4,microbatches=4"),
     ("mlp", 1, 4, "pipeline=4,microbatches=8"),
+    ("mlp", 2, 2, "data=2,pipeline=2,microbatches=4"),
+    ("mlp", 2, 2, "data=2,pipeline=2,microbatches=8"),
+    ("gpt2", 2, 2, "tensor=2,pipeline=2,microbatches=4"),
+    ("gpt2", 1, 4, "pipeline=4,microbatches=8"),
     ("gpt2", 2, 2, "data=2,tensor=2"),
     ("rnnlm", 1, 4, "tensor=4"),
 )

@@ -82,9 +82,9 @@ def test_between_processes_it_is_what_one_process_does(compiled: Compiled) -> No
 def test_weights_are_kept_as_their_devices_divide_them(compiled: Compiled) -> None:
     shapes = {variable.name: variable.shape for variable in compiled.plan.variables}
     parts = {
-        held.variable: prod(shapes[held.variable]) // prod(local_shape(shapes[held.variable], held.box))
+        piece.variable: prod(shapes[piece.variable]) // prod(local_shape(shapes[piece.variable], piece.box))
         for rank in compiled.plan.ranks
-        for held in rank.held
+        for piece in rank.pieces
     }
 
     assert [parts[f"layer{number}.weight"] for number in range(4)] == [1, 4, 2, 3]

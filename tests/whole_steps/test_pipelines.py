@@ -94,7 +94,7 @@ def test_rows_of_all_replicas_are_in_blocks_of_micro_batches(tmp_path: Path) -> 
 def test_a_rank_keeps_the_variables_of_its_stage_alone(tmp_path: Path) -> None:
     compiled = compiled_block(tmp_path, "1x2", "pipeline=2,microbatches=4")
 
-    held = [Counter(held.variable for held in rank.held) for rank in compiled.plan.ranks]
+    held = [Counter(piece.variable for piece in rank.pieces) for rank in compiled.plan.ranks]
     shared = {name for name in held[0] if name in held[1]}
     shapes = {variable.name: variable.shape for variable in compiled.plan.variables}
     assert all(shapes[name] == () for name in shared)  # the count of steps
@@ -123,7 +123,7 @@ def test_a_rank_opens_the_segments_of_its_stage_and_holds_its_boxes(
         Executor(plan.plan, rank, environment, Sessions(plan), InMemoryTransport(Board()))
         (stage,) = [site for site in rank.sites if site.startswith("stage")]
         by_stage.setdefault(stage, set()).update(opened)
-        for part in rank.held:
+        for part in rank.pieces:
             held[part.variable] += environment.array(part.value).size
 
     runs = [i for i in plan.plan.instructions if isinstance(i, Run)]

@@ -43,19 +43,19 @@ def check_held(compiled: Compiled) -> None:
     """No rank keeps more of a variable than its home says."""
     compilation = compiled.compilation
     for rank in compiled.plan.ranks:
-        for held in rank.held:
-            shape = compilation.training.variables[held.variable].shape
+        for piece in rank.pieces:
+            shape = compilation.training.variables[piece.variable].shape
             sizes = list(shape)
-            for name, split in compilation.strategy.variables.get(held.variable, {}).items():
+            for name, split in compilation.strategy.variables.get(piece.variable, {}).items():
                 each = split.outer * parts_of(compiled, [name])
                 sizes[split.axis] = -(-sizes[split.axis] // each) * split.outer
-            assert all(np.less_equal(local_shape(shape, held.box), sizes))
+            assert all(np.less_equal(local_shape(shape, piece.box), sizes))
     for variable in compilation.training.variables.values():
         held_entries = [
-            prod(local_shape(variable.shape, held.box))
+            prod(local_shape(variable.shape, piece.box))
             for rank in compiled.plan.ranks
-            for held in rank.held
-            if held.variable == variable.name
+            for piece in rank.pieces
+            if piece.variable == variable.name
         ]
         parts = parts_of(compiled, compilation.strategy.variables.get(variable.name, ()))
         assert sum(held_entries) * parts == prod(variable.shape) * len(held_entries)

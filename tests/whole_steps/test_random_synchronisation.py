@@ -88,10 +88,10 @@ def _as_the_fix_says(refusal: BadStrategy) -> dict[str, dict[str, Any]]:
 
 def _check_rows(plan: Plan, name: str, shape: tuple[int, ...], entry: dict[str, Any]) -> None:
     holding = {
-        rank.rank: (0, shape[0]) if held.box is None and shape else held.box and held.box.ranges[0][0]
+        rank.rank: (0, shape[0]) if piece.box is None and shape else piece.box and piece.box.ranges[0][0]
         for rank in plan.ranks
-        for held in rank.held
-        if held.variable == name
+        for piece in rank.pieces
+        if piece.variable == name
     }
     if entry["method"] != "servers":
         assert set(holding) == {rank.rank for rank in plan.ranks if rank.replica is not None}

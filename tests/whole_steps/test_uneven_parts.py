@@ -116,10 +116,10 @@ def test_a_vocabulary_of_which_earlier_ranks_have_one_row_more(tmp_path: Path) -
     plan = check(training, "2x2", strategy, "global", tmp_path)
 
     shapes = [
-        local_shape(training.variables[held.variable].shape, held.box)[0]
+        local_shape(training.variables[piece.variable].shape, piece.box)[0]
         for rank in plan.ranks
-        for held in rank.held
-        if held.variable == table
+        for piece in rank.pieces
+        if piece.variable == table
     ]
     assert shapes == [6, 6, 6, 5]
 
@@ -129,9 +129,9 @@ def test_fsdp_keeps_parts_of_what_does_not_divide(tmp_path: Path) -> None:
     plan = check(training, "2x2", "fsdp", "per-replica", tmp_path)
 
     shapes = {
-        (held.variable, rank.rank): local_shape(training.variables[held.variable].shape, held.box)
+        (piece.variable, rank.rank): local_shape(training.variables[piece.variable].shape, piece.box)
         for rank in plan.ranks
-        for held in rank.held
+        for piece in rank.pieces
     }
     weight = next(name for name in training.gradients if training.variables[name].shape == (6, 7))
     assert [shapes[weight, rank.rank] for rank in plan.ranks] == [(2, 7), (2, 7), (1, 7), (1, 7)]
@@ -161,16 +161,16 @@ def test_axes_of_which_only_all_together_make_parts_that_differ(tmp_path: Path) 
     plan = check(training, "2x2", meshed(variables, data=2), "global", tmp_path)
 
     rows = [
-        held.box.ranges[0][0]
+        piece.box.ranges[0][0]
         for rank in plan.ranks
-        for held in rank.held
-        if held.variable == weight and held.box
+        for piece in rank.pieces
+        if piece.variable == weight and piece.box
     ]
     assert rows == [(0, 2), (2, 3), (3, 5), (5, 6)]
 
 
 def columns_of(plan: Plan, variable: str) -> list[tuple[int, int]]:
-    held = [held.box for rank in plan.ranks for held in rank.held if held.variable == variable]
+    held = [piece.box for rank in plan.ranks for piece in rank.pieces if piece.variable == variable]
     return [box.ranges[1][0] for box in held if box is not None]
 
 

@@ -6,8 +6,9 @@ from partc.runtime.plan.record import Record
 class Trained(Record, frozen=True):
     """`partc run`: a training.
 
+    requested_steps  to train in all, with those before this run
     first_step    steps that were trained before this run
-    steps         trained in all; fewer than `asked` where a signal ended it
+    steps         trained in all; fewer than `requested_steps` where a signal ended it
     step_s        measured, of this run; null where it had nothing to train
     waited        rank -> the share of the time that it waited for others
     data_waited   the share of the time that the rank waited for data that waited longest for it
@@ -17,7 +18,7 @@ class Trained(Record, frozen=True):
     """
 
     plan: str
-    asked: int
+    requested_steps: int
     first_step: int
     steps: int
     step_s: float | None

@@ -83,7 +83,7 @@ def _microbatches(plan: Plan) -> list[str]:
 def _stage(plan: Plan, site: Site) -> StageRow:
     ranks = [rank for rank in plan.ranks if site in rank.sites]
     shapes = {variable.name: variable.shape for variable in plan.variables}
-    pieces = ranks[0].held
+    pieces = ranks[0].pieces
     elements = sum(prod(local_shape(shapes[h.variable], h.box)) for h in pieces)
     runs = [i for i in plan.instructions if isinstance(i, Run) and i.site == site]
     sent: dict[Site, int] = {}
@@ -117,8 +117,8 @@ def _columns_by_replicas(compilation: Compilation) -> bool:
 
 def _held(plan: Plan) -> str:
     shapes = {variable.name: variable for variable in plan.variables}
-    parts = [piece for piece in plan.ranks[0].held if piece.box is not None]
-    whole = len(plan.ranks[0].held) - len(parts)
+    parts = [piece for piece in plan.ranks[0].pieces if piece.box is not None]
+    whole = len(plan.ranks[0].pieces) - len(parts)
     if not parts:
         return f"Rank 0 keeps {plural(whole, 'variable')}, whole."
     return (
@@ -146,7 +146,7 @@ def _parted(compilation: Compilation, meshes: Meshes) -> tuple[PartedVariables, 
     """Return variables that are kept in parts; those of which all that is told is equal together."""
     shapes = {variable.name: variable.shape for variable in compilation.plan.variables}
     alike: dict[tuple[str, str, str], list[str]] = {}
-    boxes = {piece.variable: piece.box for rank in compilation.plan.ranks for piece in rank.held}
+    boxes = {piece.variable: piece.box for rank in compilation.plan.ranks for piece in rank.pieces}
     for state in compilation.lowered.states:
         layout, shape = compilation.lowered.meanings[state.value][1], shapes[state.variable]
         if layout.splits():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from partc.compiler.report.units import count, percent, plural, shorten, size, solver_work
 from partc.cost.assignment.server_assignment import ServerAssignment
-from partc.runtime.plan.held_memory import held_bytes
+from partc.runtime.plan.held_memory import piece_bytes
 from partc.runtime.plan.program import Plan, Rank
 
 
@@ -100,10 +100,10 @@ def _owned_bytes(rank: Rank, plan: Plan) -> list[tuple[str, int]]:
     """Return the bytes that a server owns of each parameter, slots included, the largest first."""
     variables = {variable.name: variable for variable in plan.variables}
     sizes: Counter[str] = Counter()
-    for piece in rank.held:
+    for piece in rank.pieces:
         variable = variables[piece.variable]
         if piece.box is not None and variable.method == "servers":
-            sizes[variable.parameter or variable.name] += held_bytes(piece, variable)
+            sizes[variable.parameter or variable.name] += piece_bytes(piece, variable)
     return [
         (name, piece) for name, piece in sorted(sizes.items(), key=lambda item: (-item[1], item[0])) if piece
     ]
@@ -113,8 +113,8 @@ def describe_copies(plan: Plan) -> str:
     """Say what workers keep copies of, and how much the first one keeps parts of."""
     variables = {variable.name: variable for variable in plan.variables}
     workers = [rank for rank in plan.ranks if rank.replica is not None]
-    copies = [[piece for piece in worker.held if piece.box is None] for worker in workers]
-    sizes = [sum(held_bytes(piece, variables[piece.variable]) for piece in pieces) for pieces in copies]
+    copies = [[piece for piece in worker.pieces if piece.box is None] for worker in workers]
+    sizes = [sum(piece_bytes(piece, variables[piece.variable]) for piece in pieces) for pieces in copies]
     numbers = [len(pieces) for pieces in copies]
     sentence = "No worker keeps a copy of a variable"
     if min(numbers) < max(numbers) or min(sizes) < max(sizes):
@@ -125,11 +125,11 @@ def describe_copies(plan: Plan) -> str:
         sentence = (
             f"Every worker keeps its own copy of {plural(numbers[0], 'variable')}, {size(sizes[0])} together"
         )
-    first_pieces = workers[0].held
+    first_pieces = workers[0].pieces
     parts = [p for p in first_pieces if p.box is not None and variables[p.variable].method != "servers"]
     if parts:
         others = plural(len(parts), "other")
-        part_bytes = sum(held_bytes(piece, variables[piece.variable]) for piece in parts)
+        part_bytes = sum(piece_bytes(piece, variables[piece.variable]) for piece in parts)
         sentence += f", and a part of {others}, {size(part_bytes)} together on rank {workers[0].rank}"
     return f"{sentence}."
 

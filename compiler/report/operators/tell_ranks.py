@@ -77,7 +77,7 @@ def _describe_ranks(
     known = groups.items
     for rank in plan.ranks:
         holding: list[tuple[int, int, int]] = []
-        for piece in rank.held:
+        for piece in rank.pieces:
             key = piece.variable, piece.box
             if key not in shape_and_size:
                 variable = shapes[piece.variable]

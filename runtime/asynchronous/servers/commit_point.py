@@ -16,7 +16,7 @@ from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Start, Stor
 
 def commit_point(program: Sequence[Instruction], rank: Rank) -> int:
     """Return the index of the first instruction that a server carries out for committed steps only."""
-    variables = {piece.value for piece in rank.held}
+    variables = {piece.value for piece in rank.pieces}
     first = next((at for at, i in enumerate(program) if _written(i) & variables), len(program))
     return max((at + 1 for at in range(first) if isinstance(program[at], Wait)), default=0)
 

@@ -146,7 +146,7 @@ class Server:
             if rank.rank == servers[0]
             else None
         )
-        for piece in rank.held:
+        for piece in rank.pieces:
             values.part(piece.variable, piece.box)
 
     def receive(self, message: SessionMessage, frames: Sequence[memoryview] = ()) -> None:
@@ -203,7 +203,7 @@ class Server:
 
     def variables(self) -> dict[str, Array]:
         """Return what this server owns: value name -> the memory itself."""
-        return {h.value: self._values.part(h.variable, h.box) for h in self.rank.held}
+        return {h.value: self._values.part(h.variable, h.box) for h in self.rank.pieces}
 
     def payload_bytes(self) -> dict[str, int]:
         """Return the bytes of values that it sent so far, by kind of communication."""

@@ -167,7 +167,7 @@ def _worker(number: int, replica: int, place: int, kept: Sequence[Box | None], r
         ("worker",),
         replica,
         groups,
-        held=(VariablePiece("w", "w", box), VariablePiece("v", "v", box), VariablePiece("count", "count")),
+        pieces=(VariablePiece("w", "w", box), VariablePiece("v", "v", box), VariablePiece("count", "count")),
         constants={"rows": tuple(rows.tolist()), "columns": tuple(own_columns.tolist())},
     )
 

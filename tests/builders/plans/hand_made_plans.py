@@ -59,12 +59,12 @@ def rank(
     replica: int | None,
     groups: dict[str, tuple[int, ...]],
     *,
-    held: tuple[VariablePiece, ...] = (),
+    pieces: tuple[VariablePiece, ...] = (),
     slices: tuple[Slice, ...] = (),
     constants: dict[str, tuple[int, ...]] | None = None,
 ) -> Member:
     made = Rank(
-        number, "alpha", f"cpu{number}", "cpu", 0, 1, sites, replica, {}, constants or {}, slices, held
+        number, "alpha", f"cpu{number}", "cpu", 0, 1, sites, replica, {}, constants or {}, slices, pieces
     )
     return Member(made, groups)
 

@@ -37,7 +37,9 @@ LINEAR_W = PlanVariable("W", "float64", (3, 2), Uniform(-1.0, 1.0, 7), "paramete
 def linear_all_reduce(folder: Path, replicas: int) -> Path:
     """Least squares by SGD: the gradient and the loss in one bucket, all-reduced."""
     everybody = tuple(range(replicas))
-    ranks = [rank(r, ("worker",), r, {"all": everybody}, held=(VariablePiece("W", "W"),)) for r in everybody]
+    ranks = [
+        rank(r, ("worker",), r, {"all": everybody}, pieces=(VariablePiece("W", "W"),)) for r in everybody
+    ]
     instructions = [
         run("worker", "gradient", ("x", "y", "W"), ("dW", "loss")),
         Start(0, "all_reduce", "all", "worker", "worker", ("bucket",), ("bucket",), label="bucket"),
@@ -109,30 +111,30 @@ def _sharded_ranks(merged: bool) -> list[Member]:
     if merged:
         groups = {"all": (0, 1), "workers": (0, 1)}
         return [
-            rank(r, ("worker", "server"), r, groups, held=held, slices=slices)
-            for r, (held, slices) in enumerate(shards)
+            rank(r, ("worker", "server"), r, groups, pieces=pieces, slices=slices)
+            for r, (pieces, slices) in enumerate(shards)
         ]
     everybody = {"all": (0, 1, 2, 3)}
     workers = [rank(r, ("worker",), r, everybody | {"workers": (0, 1)}) for r in (0, 1)]
     servers = [
-        rank(r, ("server",), None, everybody, held=held, slices=slices)
-        for r, (held, slices) in enumerate(shards, 2)
+        rank(r, ("server",), None, everybody, pieces=pieces, slices=slices)
+        for r, (pieces, slices) in enumerate(shards, 2)
     ]
     return workers + servers
 
 
 def _one_server_ranks(merged: bool) -> list[Member]:
-    held = (VariablePiece("W", "W_owned"),)
+    pieces = (VariablePiece("W", "W_owned"),)
     slices = (Slice("dW_owned", "gradients", 0, (3, 2)),)
     if merged:
         groups = {"all": (0, 1), "workers": (0, 1)}
         return [
-            rank(0, ("worker", "server"), 0, groups, held=held, slices=slices),
+            rank(0, ("worker", "server"), 0, groups, pieces=pieces, slices=slices),
             rank(1, ("worker",), 1, groups),
         ]
     everybody = {"all": (2, 0, 1)}
     workers = [rank(r, ("worker",), r, everybody | {"workers": (0, 1)}) for r in (0, 1)]
-    return [*workers, rank(2, ("server",), None, everybody, held=held, slices=slices)]
+    return [*workers, rank(2, ("server",), None, everybody, pieces=pieces, slices=slices)]
 
 
 def linear_batches(replicas: int, steps: int) -> list[dict[str, np.ndarray]]:

@@ -228,8 +228,8 @@ def write_elsewhere(mutant: Mutant) -> bool:
     run = mutant.plan.instructions[place]
     if not isinstance(run, Run):
         return False
-    held = {held.value for rank in mutant.plan.ranks for held in rank.held}
-    index = mutant.pick([i for i, (_, value) in enumerate(run.writes) if value in held])
+    variables = {piece.value for rank in mutant.plan.ranks for piece in rank.pieces}
+    index = mutant.pick([i for i, (_, value) in enumerate(run.writes) if value in variables])
     writes = list(run.writes)
     writes[index] = (writes[index][0], "nowhere")
     return _put(mutant, place, Replace(run, writes=tuple(writes)), f"{run.writes[index]} not written")
@@ -265,17 +265,17 @@ def _shapes(mutant: Mutant) -> dict[str, tuple[int, ...]]:
     slices = (*mutant.plan.slices, *(piece for rank in mutant.plan.ranks for piece in rank.slices))
     found = {piece.value: piece.shape for piece in slices}
     shapes = {variable.name: variable.shape for variable in mutant.plan.variables}
-    held = (held for rank in mutant.plan.ranks for held in rank.held)
-    return found | {h.value: shapes[h.variable] for h in held}
+    pieces = (piece for rank in mutant.plan.ranks for piece in rank.pieces)
+    return found | {piece.value: shapes[piece.variable] for piece in pieces}
 
 
 def _updates(mutant: Mutant) -> list[int]:
-    held = {held.value for rank in mutant.plan.ranks for held in rank.held}
+    variables = {piece.value for rank in mutant.plan.ranks for piece in rank.pieces}
     found = [
         place
         for place, i in enumerate(mutant.plan.instructions)
-        if (isinstance(i, Run) and held & {value for _, value in i.writes})
-        or (isinstance(i, Store) and i.target in held)
+        if (isinstance(i, Run) and variables & {value for _, value in i.writes})
+        or (isinstance(i, Store) and i.target in variables)
     ]
     assert found
     return found

@@ -68,6 +68,9 @@ def random_name(workers: int, rng: np.random.Generator) -> str:
         size = int(rng.integers(1, 9)) if rng.random() < 0.2 else int(rng.choice(_divisors(rest)))
         rest = rest if word == "microbatches" else max(1, rest // size)
         words.append(f"{word}={size}")
+    if rng.random() < 0.15:
+        number = int(rng.integers(1, workers + 2))  # one too many now and then
+        words = [f"workers={number}", *(word for word in words if word.startswith("microbatches"))]
     return ",".join(words)
 
 

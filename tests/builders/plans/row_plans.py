@@ -71,13 +71,13 @@ def table_on_servers(folder: Path, *, merged: bool) -> Path:
     for number in everybody:
         sites = ("worker", "server") if merged else (("worker",) if number < 2 else ("server",))
         constants = limits if "worker" in sites else {}
-        held: tuple[VariablePiece, ...] = ()
+        pieces: tuple[VariablePiece, ...] = ()
         if "server" in sites:
-            held = (VariablePiece("E", "E_owned", rows_box((8, 2), *bounds[number])),)
+            pieces = (VariablePiece("E", "E_owned", rows_box((8, 2), *bounds[number])),)
             constants = constants | {"first": bounds[number][:1]}
         replica = number if number < 2 else None
         groups = {"all": everybody} | ({"workers": (0, 1)} if number < 2 else {})
-        ranks.append(rank(number, sites, replica, groups, held=held, constants=constants))
+        ranks.append(rank(number, sites, replica, groups, pieces=pieces, constants=constants))
     plan = plan_of(
         ranks,
         _table_instructions(),

@@ -124,7 +124,7 @@ def test_search_and_profile_answer(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_training_answers(trained: Trained) -> None:
-    assert (trained.asked, trained.first_step, trained.steps, trained.stopped_by) == (2, 0, 2, 0)
+    assert (trained.requested_steps, trained.first_step, trained.steps, trained.stopped_by) == (2, 0, 2, 0)
     assert trained.loss is not None and trained.step_s is not None
     assert trained.waited.keys() == {"0", "1", "2", "3"}
     assert Path(trained.variables).is_file() and Path(trained.model).is_file()

@@ -169,6 +169,16 @@ def test_a_rate_that_is_no_lower_is_not_told_as_the_reason_of_a_longer_wait(plan
     )
 
 
+def test_a_lower_rate_names_the_cores_that_senders_share(plan: PlanFolder) -> None:
+    slow = Difference("transfer", "AllReduce: sum W", 15e-3, 25e-3, "a -> b", 0, 1 << 24, 120e6, 70e6)
+    sharing = Difference("sharing", "4 ranks share 2 cores", 40e-3, 45e-3)
+
+    told = name_cause(plan.plan, [slow, sharing], {}, {})
+
+    assert told.startswith("AllReduce went at 70.0\u00a0MB/s instead of 120\u00a0MB/s (a -> b)")
+    assert told.endswith(", and 4 ranks share 2 cores")
+
+
 def test_a_page_of_another_version_says_that_it_cannot_draw_the_step(plan: PlanFolder) -> None:
     run = explained(plan, REAL, played(plan.plan, REAL))
     timeline = measured_timeline(plan.plan, typical_step(run.steps))

@@ -68,6 +68,8 @@ def test_a_device_far_slower_than_believed_is_named(tmp_path: Path, monkeypatch:
     run, told = run_of(tmp_path / "out", 20)
 
     before_s, after_s = seconds_of(run, "compute")
+    # It would be 25 times on the profile's own cores: quicker ones take some of that. None is too many, for
+    # others' work on this machine slows segments down.
     assert after_s > 4 * before_s
     cores_s = seconds_of(run, "core")[1]
     assert "segment S1 " in told or cores_s > after_s - before_s  # others use this machine, too

@@ -51,8 +51,8 @@ def test_everything_that_is_trained_is_on_servers(tmp_path: Path, cluster: str) 
         ("host0", f"host0/{'gpu' if cluster.endswith('s') else 'cpu'}1"),
     ]
     assert len(own_ranks(plan)) == (2 if cluster.endswith("s") else 1)
-    assert all(is_empty(held.box) for rank in own_ranks(plan) for held in rank.held)
-    owned = {held.variable for rank in servers_of(plan) for held in rank.held}
+    assert all(is_empty(piece.box) for rank in own_ranks(plan) for piece in rank.pieces)
+    owned = {piece.variable for rank in servers_of(plan) for piece in rank.pieces}
     assert owned == {variable.name for variable in plan.variables}
 
 
@@ -60,8 +60,8 @@ def test_no_variable_lies_where_messages_land(tmp_path: Path) -> None:
     plan = compile_sessions("lm, adagrad, clipped", tmp_path / "out").plan
 
     for rank in servers_of(plan):
-        held = {held.value for held in rank.held}
-        assert not held & {piece.value for piece in (*plan.slices, *rank.slices)}
+        variables = {piece.value for piece in rank.pieces}
+        assert not variables & {piece.value for piece in (*plan.slices, *rank.slices)}
 
 
 def test_the_report_says_that_it_departs_from_one_device(tmp_path: Path) -> None:

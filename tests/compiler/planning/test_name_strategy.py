@@ -67,9 +67,11 @@ def test_a_rank_keeps_a_quarter_of_weights_and_slots(tmp_path: Path) -> None:
 
     shapes = {variable.name: variable.shape for variable in compiled.plan.variables}
     for rank in compiled.plan.ranks:
-        for held in rank.held:
-            if held.variable.split(".")[0] in ("Wq", "Wk", "Wv", "Wo", "W1", "W2"):
-                assert 4 * prod(local_shape(shapes[held.variable], held.box)) == prod(shapes[held.variable])
+        for piece in rank.pieces:
+            if piece.variable.split(".")[0] in ("Wq", "Wk", "Wv", "Wo", "W1", "W2"):
+                assert 4 * prod(local_shape(shapes[piece.variable], piece.box)) == prod(
+                    shapes[piece.variable]
+                )
 
 
 def test_replicas_that_share_variables_gather_and_scatter_each_once(tmp_path: Path) -> None:
@@ -82,9 +84,9 @@ def test_replicas_that_share_variables_gather_and_scatter_each_once(tmp_path: Pa
     assert scattered == sum(shared.values())
     assert gathered == sum(shared.values())
     for rank in compiled.plan.ranks:
-        for held in rank.held:
-            shape = SHAPES[held.variable]
-            assert 4 * prod(local_shape(shape, held.box)) == prod(shape)
+        for piece in rank.pieces:
+            shape = SHAPES[piece.variable]
+            assert 4 * prod(local_shape(shape, piece.box)) == prod(shape)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_a_name_is_written_as_an_ordinary_strategy(tmp_path: Path) -> None:
 
     assert read_strategy(path).mesh == {"data": 2, "tensor": 2}
     assert again.plan.instructions == named.plan.instructions
-    assert [rank.held for rank in again.plan.ranks] == [rank.held for rank in named.plan.ranks]
+    assert [rank.pieces for rank in again.plan.ranks] == [rank.pieces for rank in named.plan.ranks]
 
 
 @pytest.mark.parametrize(
@@ -137,6 +139,7 @@ def test_a_name_is_written_as_an_ordinary_strategy(tmp_path: Path) -> None:
         ("layerwise,tensor=2", BadUsage, "no strategy"),
         ("workers=2,tensor=2", BadUsage, "no strategy"),
         ("workers", BadUsage, "no strategy"),
+        ("workers=0", BadUsage, "no strategy"),
         ("workers=5", BadUsage, "5 of 4 workers"),
     ],
 )
@@ -149,6 +152,11 @@ def test_names_that_make_no_sense_are_refused(
     assert what in refused.value.what
     assert refused.value.at
     assert refused.value.fix
+
+
+def test_a_word_that_makes_no_sense_is_refused_with_the_words_that_there_are() -> None:
+    with pytest.raises(BadUsage, match=r"fix: .*data=2.*or workers=K alone"):
+        parse_named("workers=0")
 
 
 def test_a_grid_that_cannot_be_is_refused_with_one_that_can() -> None:

@@ -87,9 +87,9 @@ def test_the_idle_run_nothing_and_hold_nothing(tmp_path: Path) -> None:
     plan = found.plan
     (batch,) = random_batches(plan, 1)
     *busy, idle = plan.ranks
-    assert all(instructions_of(plan, rank) and rank.held for rank in busy)
+    assert all(instructions_of(plan, rank) and rank.pieces for rank in busy)
     assert [len(share_of(plan, rank, batch)["x"]) for rank in busy] == [3, 3, 2]
-    assert (instructions_of(plan, idle), idle.held, share_of(plan, idle, batch)) == ((), (), {})
+    assert (instructions_of(plan, idle), idle.pieces, share_of(plan, idle, batch)) == ((), (), {})
     need = memory_of(plan, cluster_of("2x2"))[3]
     assert need.variables_bytes == need.buffers_bytes == need.values_bytes == 0
 

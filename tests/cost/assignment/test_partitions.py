@@ -146,10 +146,10 @@ def test_a_step_of_three_partitions_on_two_servers_trains_what_one_device_trains
     )
 
     rows = [
-        local_shape((51, 4), held.box)[0]
+        local_shape((51, 4), piece.box)[0]
         for rank in plan.plan.ranks
-        for held in rank.held
-        if held.variable == "embedding"
+        for piece in rank.pieces
+        if piece.variable == "embedding"
     ]
     assert sorted(rows) == [17, 34]  # one partition, and two next to each other
     assert partc.verify(plan, steps=2, launcher=launch_in_process).passed
@@ -174,7 +174,7 @@ def test_without_a_search_the_minimum_is_used(tmp_path: Path) -> None:
         shown = done("compile", tmp_path / "train.onnx", "-c", CLUSTER, *options, "-o", out)
         assert f"servers: {1 if search == 'off' else 2}" in shown
         plan = read_plan_folder(out).plan
-        shards.append({h.variable for r in plan.ranks for h in r.held if not is_empty(h.box)})
+        shards.append({h.variable for r in plan.ranks for h in r.pieces if not is_empty(h.box)})
     assert shards[0] == shards[1]
     refused(
         "compile", tmp_path / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "x", "--search-partitions",

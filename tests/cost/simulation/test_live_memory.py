@@ -1,9 +1,10 @@
 """What values take is told from the plan: held against every rank's own environment while it trains."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,6 +25,9 @@ from tests.builders.plans.small_devices import small_devices
 LAYERS = 6
 WIDTH = 16
 SAMPLES = 32
+BY_1F1B: Mapping[str, Any] = {
+    "recompute_bytes": 10**12
+}  # else messages of so small a step want more under way
 
 
 @cache
@@ -90,11 +94,24 @@ def test_what_is_kept_is_what_every_rank_was_seen_to_keep(
 def test_an_earlier_stage_keeps_more_micro_batches(tmp_path: Path) -> None:
     cluster = cluster_of("1x4")
     strategy = "pipeline=4,microbatches=8"
-    plan = compile(deep_mlp(), cluster, tmp_path / "out", strategy=strategy, batch="global").plan
+    plan = compile(deep_mlp(), cluster, tmp_path / "out", strategy=strategy, batch="global", **BY_1F1B).plan
 
     kept = [need.values_bytes for need in memory_of(plan, cluster)]
 
     assert kept[0] > kept[2]
+
+
+def test_no_more_micro_batches_are_under_way_than_a_device_has_room_for(tmp_path: Path) -> None:
+    cluster, strategy = cluster_of("1x4"), "pipeline=4,microbatches=8"
+    many = compile(deep_mlp(), cluster, tmp_path / "many", strategy=strategy, batch="global").plan
+    few = compile(deep_mlp(), cluster, tmp_path / "few", strategy=strategy, batch="global", **BY_1F1B).plan
+    most, least = (max(n.certain_bytes for n in memory_of(plan, cluster)) for plan in (many, few))
+    assert least < most
+
+    small = small_devices("1x4", least)
+    plan = compile(deep_mlp(), small, tmp_path / "out", strategy=strategy, batch="global").plan
+
+    assert plan.instructions == few.instructions
 
 
 def test_devices_with_less_than_a_rank_keeps_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from partc.cost.cluster.cluster import read_cluster
 from partc.cost.simulation.memory import check_memory
 from partc.runtime.errors import NoPlacement
 from partc.runtime.plan.boxes import rows_box
-from partc.runtime.plan.held_memory import held_bytes
+from partc.runtime.plan.held_memory import piece_bytes
 from partc.runtime.plan.variables import Box, Constant, PlanVariable, VariablePiece
 from tests.builders.plans.hand_made_plans import Member, plan_of, rank
 
@@ -21,7 +21,7 @@ def _plan(memory_bytes: int):  # type: ignore[no-untyped-def]
     host = CLUSTER.hosts[0]
     devices = tuple(msgspec.structs.replace(d, memory_bytes=memory_bytes) for d in host.devices)
     cluster = msgspec.structs.replace(CLUSTER, hosts=(msgspec.structs.replace(host, devices=devices),))
-    own = rank(0, ("worker",), 0, {}, held=(VariablePiece("E", "E"),)).rank
+    own = rank(0, ("worker",), 0, {}, pieces=(VariablePiece("E", "E"),)).rank
     own = msgspec.structs.replace(own, host=host.name, device=devices[0].name)
     return plan_of([Member(own, {})], [], variables=(TABLE,)), cluster
 
@@ -46,10 +46,10 @@ def test_what_fits_exactly_is_accepted() -> None:
 
 
 def test_a_shard_takes_its_rows_only() -> None:
-    assert held_bytes(VariablePiece("E", "E", rows_box(TABLE.shape, 10, 30)), TABLE) == 20 * 8 * 4
+    assert piece_bytes(VariablePiece("E", "E", rows_box(TABLE.shape, 10, 30)), TABLE) == 20 * 8 * 4
 
 
 def test_a_box_takes_its_elements_only() -> None:
     box = Box(((1000,), (4, 2)), (((0, 1000),), ((1, 4), (0, 1))))
 
-    assert held_bytes(VariablePiece("E", "E", box), TABLE) == 1000 * 3 * 4
+    assert piece_bytes(VariablePiece("E", "E", box), TABLE) == 1000 * 3 * 4

@@ -34,7 +34,7 @@ def price(kind: str, profile: str, times: KernelTimes = NO_TIMES, **work: object
         groups={},
         constants={},
         slices=(),
-        held=(),
+        pieces=(),
     )
     run = msgspec.structs.replace(EMPTY, **work)
     return run_s(run, rank, cluster, times) - run_s(EMPTY, rank, cluster, times)

@@ -48,7 +48,7 @@ def plan_of(cluster: Cluster, *instructions: Instruction) -> Plan:
             },
             constants={},
             slices=(),
-            held=(),
+            pieces=(),
         )
         for placed in ranks_of(cluster)
     )
@@ -310,8 +310,8 @@ def test_labels_name_communications_and_segments() -> None:
 
 def test_memory_counts_shards_buffers_once_and_activations() -> None:
     plan = plan_of(TWO_BY_TWO, Run("worker", "segments/s.onnx", (), (), inner_bytes=500))
-    held = (VariablePiece("E", "E", rows_box((100, 4), 0, 25)), VariablePiece("W", "W"))
-    first = msgspec.structs.replace(plan.ranks[0], held=held)
+    pieces = (VariablePiece("E", "E", rows_box((100, 4), 0, 25)), VariablePiece("W", "W"))
+    first = msgspec.structs.replace(plan.ranks[0], pieces=pieces)
     plan = msgspec.structs.replace(
         plan,
         ranks=(first, *plan.ranks[1:]),

@@ -9,8 +9,8 @@ from partc.runtime.plan.program import Instruction, Run, Start, Wait
 from tests.builders.plans.compiled_steps import Compiled, compile_step, import_text
 
 STEP = """
-step (double[24,4] x, double[24,3] t, double[4,3] W, double[3] b)
-    => (double loss, double[4,3] W_next, double[3] b_next)
+step (double[24,SIZE] x, double[24,3] t, double[SIZE,3] W, double[3] b)
+    => (double loss, double[SIZE,3] W_next, double[3] b_next)
 <double lr = {0.1}, double scale = {0.1}, int64[1] rows = {0}> {
     h = MatMul (x, W)
     y = Add (h, b)
@@ -29,8 +29,8 @@ step (double[24,4] x, double[24,3] t, double[4,3] W, double[3] b)
 """
 
 
-def compiled(tmp_path: Path, cluster: str, strategy: str = "allreduce") -> Compiled:
-    training = import_text(STEP, loss="loss", sample_axes={"x": 0, "t": 0})
+def compiled(tmp_path: Path, cluster: str, strategy: str = "allreduce", size: int = 4) -> Compiled:
+    training = import_text(STEP.replace("SIZE", str(size)), loss="loss", sample_axes={"x": 0, "t": 0})
     return compile_step(training, tmp_path / "out", cluster, strategy, "global")
 
 
@@ -57,7 +57,7 @@ def test_one_host_reduces_once(tmp_path: Path) -> None:
 
 def test_hosts_reduce_locally_then_globally(tmp_path: Path) -> None:
     """Local aggregation (parallax.txt, section 5.3.2)."""
-    plan = compiled(tmp_path, "2x4").plan
+    plan = compiled(tmp_path, "2x4", size=4096).plan
 
     assert shown(plan.instructions) == [
         "run worker",
@@ -69,6 +69,12 @@ def test_hosts_reduce_locally_then_globally(tmp_path: Path) -> None:
         "wait",
         "run worker",
     ]
+
+
+def test_short_sums_go_among_all_workers_at_once(tmp_path: Path) -> None:
+    plan = compiled(tmp_path, "2x4").plan
+
+    assert shown(plan.instructions) == ["run worker", "all_reduce workers", "wait", "run worker"]
 
 
 def test_hosts_of_one_worker_need_no_second_level(tmp_path: Path) -> None:

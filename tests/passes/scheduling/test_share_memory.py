@@ -9,7 +9,7 @@ from partc.runtime.errors import BadPlan
 from partc.runtime.plan.check_values import check_values
 from partc.runtime.plan.program import Buffer, Plan, Run, Start, Wait
 from tests.builders.plans.compiled_steps import cluster_of
-from tests.cost.simulation.test_live_memory import deep_mlp
+from tests.cost.simulation.test_live_memory import BY_1F1B, deep_mlp
 
 SITES = ("stage0", "stage1")
 
@@ -53,7 +53,7 @@ def test_memory_that_is_still_read_is_left_alone() -> None:
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     folder = tmp_path_factory.mktemp("plan") / "out"
     strategy = "pipeline=4,microbatches=8"
-    return compile(deep_mlp(), cluster_of("1x4"), folder, strategy=strategy, batch="global").plan
+    return compile(deep_mlp(), cluster_of("1x4"), folder, strategy=strategy, batch="global", **BY_1F1B).plan
 
 
 def test_an_arrival_has_memory_for_as_many_micro_batches_as_are_under_way(plan: Plan) -> None:

@@ -127,7 +127,7 @@ def assert_held_is(plan: Plan, stored: StoredValues, whole: dict[str, np.ndarray
     stored.check(plan)
     held = servers_of(plan) if plan.asynchronous else plan.ranks
     for rank in held:
-        for own in rank.held:
+        for own in rank.pieces:
             np.testing.assert_array_equal(
                 stored.part(own.variable, own.box), take(whole[own.variable], own.box)
             )

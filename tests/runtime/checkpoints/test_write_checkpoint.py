@@ -35,7 +35,7 @@ def plan(tmp_path: Path) -> Plan:
 
 def values_at(plan: Plan, rank: int, step: int) -> Callable[[str], np.ndarray]:
     """Return a rank's values after a step: of a whole variable that differs from step to step."""
-    held = {h.value: h for r in plan.ranks if r.rank == rank for h in r.held}
+    held = {h.value: h for r in plan.ranks if r.rank == rank for h in r.pieces}
 
     def read(value: str) -> np.ndarray:
         variable = held[value].variable

@@ -66,9 +66,9 @@ def test_verify_puts_boxes_together(tmp_path: Path, layout: str) -> None:
 def test_verify_tells_a_box_that_is_another_ranks(tmp_path: Path) -> None:
     folder = boxed_momentum(tmp_path / "out", LAYOUTS["strided"], 2)
     plan = read_plan_folder(folder).plan
-    boxes = [rank.held for rank in plan.ranks]
+    boxes = [rank.pieces for rank in plan.ranks]
     ranks = tuple(
-        msgspec.structs.replace(rank, held=boxes[rank.rank ^ 1]) for rank in plan.ranks
+        msgspec.structs.replace(rank, pieces=boxes[rank.rank ^ 1]) for rank in plan.ranks
     )  # the constants say otherwise
 
     report = verify(

@@ -45,7 +45,7 @@ def executor(folder: Path, rows: int, one: Rank, *more: Store) -> Executor:
 
 
 def worker(kind: str = "cpu") -> Rank:
-    one = rank(0, ("worker",), 0, {}, held=(VariablePiece("W", "W"),)).rank
+    one = rank(0, ("worker",), 0, {}, pieces=(VariablePiece("W", "W"),)).rank
     return Rank(**({name: getattr(one, name) for name in one.__struct_fields__} | {"kind": kind}))
 
 

@@ -63,7 +63,7 @@ def test_a_watched_executor_computes_the_same_and_notes_every_instruction(tmp_pa
         list(executor.step(batch))
 
     expected = train_in_process(folder, batches)
-    for held in rank.held:
-        np.testing.assert_array_equal(environment.array(held.value), expected.variables[held.variable])
+    for piece in rank.pieces:
+        np.testing.assert_array_equal(environment.array(piece.value), expected.variables[piece.variable])
     program = instructions_of(folder.plan, rank)
     assert [len(step.begin_s) for step in recorder.steps()] == [len(program)] * 2

@@ -12,14 +12,14 @@ TABLE = PlanVariable("E", "float32", (8, 2), Uniform(0.0, 1.0, 0), "parameter")
 
 def test_shards_are_put_in_row_order_once() -> None:
     ranks = [
-        rank(0, ("server",), None, {}, held=(VariablePiece("E", "a", rows_box((8, 2), 5, 8)),)),
-        rank(1, ("server",), None, {}, held=(VariablePiece("E", "b", rows_box((8, 2), 0, 5)),)),
+        rank(0, ("server",), None, {}, pieces=(VariablePiece("E", "a", rows_box((8, 2), 5, 8)),)),
+        rank(1, ("server",), None, {}, pieces=(VariablePiece("E", "b", rows_box((8, 2), 0, 5)),)),
         rank(
             2,
             ("server",),
             None,
             {},
-            held=(
+            pieces=(
                 VariablePiece("E", "c", rows_box((8, 2), 0, 5)),
                 VariablePiece("E", "d", rows_box((8, 2), 8, 8)),
             ),
@@ -33,7 +33,7 @@ def test_shards_are_put_in_row_order_once() -> None:
 
 
 def test_a_whole_copy_is_enough() -> None:
-    ranks = [rank(r, ("worker",), r, {}, held=(VariablePiece("E", "E"),)) for r in range(3)]
+    ranks = [rank(r, ("worker",), r, {}, pieces=(VariablePiece("E", "E"),)) for r in range(3)]
 
     owners = owners_of(plan_of(ranks, [], variables=(TABLE,)))["E"]
 

@@ -39,7 +39,7 @@ def set_in(entry: Callable[[Tree], Tree], key: str, value: object) -> Callable[[
 
 
 def hold(box: Tree) -> Callable[[Tree], object]:
-    return lambda tree: tree["ranks"][0]["held"][0].update(box=box)
+    return lambda tree: tree["ranks"][0]["pieces"][0].update(box=box)
 
 
 @pytest.mark.parametrize(

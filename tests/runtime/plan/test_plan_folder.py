@@ -68,7 +68,7 @@ def test_a_plan_of_an_earlier_format_is_told_by_it_whatever_its_keys(tmp_path: P
     (folder / "plan.json").write_text(json.dumps(tree))
 
     with pytest.raises(
-        BadPlan, match=r"format 'partc-plan/2'\n.*\n.*reads 'partc-plan/5': compile"
+        BadPlan, match=r"format 'partc-plan/2'\n.*\n.*reads 'partc-plan/6': compile"
     ) as refusal:
         read_plan_folder(folder)
 
@@ -78,7 +78,7 @@ def test_a_plan_of_an_earlier_format_is_told_by_it_whatever_its_keys(tmp_path: P
 def test_boxes_are_read_back_and_held_to_their_variables(tmp_path: Path) -> None:
     folder = boxed_momentum(tmp_path / "out", LAYOUTS["strided"])
     plan = read_plan_folder(folder).plan
-    assert [rank.held[0].box for rank in plan.ranks] == list(LAYOUTS["strided"])
+    assert [rank.pieces[0].box for rank in plan.ranks] == list(LAYOUTS["strided"])
 
     for boxes, what in (
         ((strided(0, 1), strided(0, 1)), r"nobody holds axis 1: \[1, 2\) of factor 2\n.*variables: w"),
@@ -87,12 +87,12 @@ def test_boxes_are_read_back_and_held_to_their_variables(tmp_path: Path) -> None
         ((None, strided(1, 2)), r"rank 0 holds it whole, rank 1 a part of it\n.*variables: w"),
         (
             (columns(0, 7), None),
-            r"a box of 'w' has \[0, 7\) of 6 on axis 1, shaped \[4, 6\]\n.*ranks: 0: held",
+            r"a box of 'w' has \[0, 7\) of 6 on axis 1, shaped \[4, 6\]\n.*ranks: 0: pieces",
         ),
     ):
         ranks = tuple(
             msgspec.structs.replace(
-                rank, held=(msgspec.structs.replace(rank.held[0], box=box), *rank.held[1:])
+                rank, pieces=(msgspec.structs.replace(rank.pieces[0], box=box), *rank.pieces[1:])
             )
             for rank, box in zip(plan.ranks, boxes, strict=True)
         )

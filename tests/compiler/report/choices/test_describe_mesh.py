@@ -49,5 +49,5 @@ def test_parts_that_are_alike_in_several_stages_share_a_line(tmp_path: Path) -> 
     assert mesh is not None and mesh.parted
     told = [(row.shape, row.split, row.part) for row in mesh.parted]
     assert len(set(told)) == len(told)
-    stages = {held.variable: rank.sites for rank in compiled.plan.ranks for held in rank.held}
+    stages = {piece.variable: rank.sites for rank in compiled.plan.ranks for piece in rank.pieces}
     assert any(len({stages[name] for name in row.names}) > 1 for row in mesh.parted)

@@ -49,7 +49,9 @@ def test_variables_of_a_stage_are_kept_by_its_ranks(tmp_path: Path) -> None:
     rows = describe_variables(compilation.plan, compilation.costs.choices, {})
 
     holders = {
-        name: {rank.rank for rank in compilation.plan.ranks for held in rank.held if held.variable == name}
+        name: {
+            rank.rank for rank in compilation.plan.ranks for piece in rank.pieces if piece.variable == name
+        }
         for name in ("layer0.weight", "layer2.weight")
     }
     assert list(holders.values()) == [{0, 1}, {2, 3}]

@@ -19,7 +19,7 @@ def test_weights_and_slots_are_those_that_a_rank_holds(compiled: Compiled) -> No
     for rank, needs in zip(plan["ranks"], compiled.compilation.memory, strict=True):
         kept = {"parameter": 0, "slot": 0, "other": 0}
         in_buffers = shared | {piece["value"] for piece in rank["slices"]}
-        for piece in (held for held in rank["held"] if held["value"] not in in_buffers):
+        for piece in (piece for piece in rank["pieces"] if piece["value"] not in in_buffers):
             variable = variables[piece["variable"]]
             lengths = variable["shape"]
             if piece.get("box"):

@@ -89,7 +89,7 @@ def test_variables_are_kept_where_the_plan_says(page: Page) -> None:
     for rank in page.plan.ranks:
         held = ranks["holdings"][ranks["holds"][rank.rank]]
         assert [names[number - first] for number in held[::3]] == [
-            piece.variable for piece in rank.held if not is_empty(piece.box)
+            piece.variable for piece in rank.pieces if not is_empty(piece.box)
         ]
     for at, variable in enumerate(page.plan.variables):
         parts = {

@@ -91,9 +91,9 @@ def test_a_worker_keeps_columns_of_dense_layers_and_whole_kernels(
 
     shapes = {variable.name: variable.shape for variable in compiled.plan.variables}
     parts = {
-        held.variable: prod(shapes[held.variable]) // prod(local_shape(shapes[held.variable], held.box))
-        for held in compiled.plan.ranks[-1].held
-        if shapes[held.variable]
+        piece.variable: prod(shapes[piece.variable]) // prod(local_shape(shapes[piece.variable], piece.box))
+        for piece in compiled.plan.ranks[-1].pieces
+        if shapes[piece.variable]
     }
     for name in SHAPES:
         kept = {variable: count for variable, count in parts.items() if variable.split(".")[0] == name}
