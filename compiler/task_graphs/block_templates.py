@@ -10,7 +10,7 @@ from partc.compiler.task_graphs.flat_blocks import (
     COMPUTING,
     TRANSFER,
     UPDATE,
-    Blocks,
+    FlatBlocks,
     Placings,
     Scratch,
     Templates,
@@ -27,7 +27,7 @@ from partc.passes.search.operators.grouped_step import PassLevel
 AnyHashable = TypeVar("AnyHashable", bound=Hashable)
 
 
-class Numbers(Generic[AnyHashable]):
+class Numbering(Generic[AnyHashable]):
     """Numbers of things, from 0 on as they come."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Numbers(Generic[AnyHashable]):
         return thing in self._numbers
 
 
-class Rows:
+class GrowingArray:
     """An array that grows at its end. `values` has room beyond its `used` rows."""
 
     def __init__(self, dtype: type, *rest: int) -> None:
@@ -68,14 +68,14 @@ class BlockNumbers:
     """A step's blocks in numbers: of ways, tensors and whether these are made, buckets, and columns."""
 
     def __init__(self, blocks: Sequence[StepBlock]) -> None:
-        self.ways: Numbers[PassLevel] = Numbers()
-        self.tensors: Numbers[tuple[SentTensor, bool]] = Numbers()
+        self.ways: Numbering[PassLevel] = Numbering()
+        self.tensors: Numbering[tuple[SentTensor, bool]] = Numbering()
         self.buckets: list[int] = []  # blocks
-        self.has: Numbers[tuple[int, bool]] = Numbers()
-        self.wants: Numbers[tuple[int, PassLevel]] = Numbers()
+        self.has: Numbering[tuple[int, bool]] = Numbering()
+        self.wants: Numbering[tuple[int, PassLevel]] = Numbering()
         rows = [self._row(number, block) for number, block in enumerate(blocks)]
         reads = [read for *_, own in rows for read in own]
-        self.flat = Blocks._make(
+        self.flat = FlatBlocks._make(
             (
                 *(np.array([row[column] for row in rows], np.int32) for column in range(2)),
                 _bounds([block.groups for block in blocks]),
@@ -115,13 +115,14 @@ class PlacedGroups:
     """The groups that were placed so far, and how they have and want tensors."""
 
     def __init__(self, blocks: BlockNumbers) -> None:
-        self.numbers: Numbers[PlacedGroup] = Numbers()
-        self.wheres: Numbers[Where] = Numbers()
+        self.numbers: Numbering[PlacedGroup] = Numbering()
+        self.wheres: Numbering[Where] = Numbering()
         self._blocks = blocks
         self._has, self._begin, self._end = (
-            Rows(np.int32, max(1, len(columns.each))) for columns in (blocks.has, blocks.wants, blocks.wants)
+            GrowingArray(np.int32, max(1, len(columns.each)))
+            for columns in (blocks.has, blocks.wants, blocks.wants)
         )
-        self._wants = Rows(np.int32)
+        self._wants = GrowingArray(np.int32)
 
     def number(self, placed: PlacedGroup) -> int:
         """Return the number of a placed group."""
@@ -157,21 +158,21 @@ class PlacedGroups:
 class BlockTemplates:
     """The templates so far. Number 0 has no tasks."""
 
-    def __init__(self, graph: TaskGraph, wheres: Numbers[Where], workers: int) -> None:
+    def __init__(self, graph: TaskGraph, wheres: Numbering[Where], workers: int) -> None:
         self.each: list[TaskBlock | None] = [None]
         self._graph, self._wheres = graph, wheres
-        self._outcomes: Numbers[object] = Numbers()
+        self._outcomes: Numbering[object] = Numbering()
         self._outcomes.of(())
-        self._lists: Numbers[bytes] = Numbers()
-        self._last_tasks: Numbers[bytes] = Numbers()
-        self._columns = [Rows(np.int32) for _ in range(7)]
+        self._lists: Numbering[bytes] = Numbering()
+        self._last_tasks: Numbering[bytes] = Numbering()
+        self._columns = [GrowingArray(np.int32) for _ in range(7)]
         for rows in self._columns:
             rows.add([0])
-        self._list, self._worker, self._task = (Rows(np.int32) for _ in range(3))
-        self._list_begin = Rows(np.int32)
+        self._list, self._worker, self._task = (GrowingArray(np.int32) for _ in range(3))
+        self._list_begin = GrowingArray(np.int32)
         self._list_begin.add([0])
-        self._gates = Rows(np.int32), Rows(np.int32), Rows(np.int64)
-        self._last = Rows(np.int32, workers)
+        self._gates = GrowingArray(np.int32), GrowingArray(np.int32), GrowingArray(np.int64)
+        self._last = GrowingArray(np.int32, workers)
 
     def add(self, block: TaskBlock) -> int:
         """Return the number of a new template."""

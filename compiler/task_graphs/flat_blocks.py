@@ -15,7 +15,7 @@ import numpy as np
 from partc.compiler.task_graphs.key_table import PENDING, Keys, find_key, has_room
 from partc.cost.simulation.task_arrays import (
     NONE,
-    Graph,
+    FlatGraph,
     Ints,
     Links,
     Longs,
@@ -32,7 +32,7 @@ DUE, LINKS_DUE = 1, 2  # of a block: all, or it has its template
 LOW_BITS = 30  # of a number of bytes, as two numbers of a key
 
 
-class Blocks(NamedTuple):
+class FlatBlocks(NamedTuple):
     """What blocks are written by. Those of block b are begin[b] to begin[b + 1].
 
     kind      COMPUTING, TRANSFER or UPDATE
@@ -123,14 +123,14 @@ class Scratch(NamedTuple):
 
 @compiled
 def find_templates(
-    blocks: Blocks,
+    blocks: FlatBlocks,
     placings: Placings,
     templates: Templates,
     keys: Keys,
     links: Links,
     waiting: Waiting,
     now: Now,
-    graph: Graph,
+    graph: FlatGraph,
     scratch: Scratch,
 ) -> int:
     """Give all blocks that are due their templates and links, and whoever waits for them, if they changed.
@@ -181,7 +181,7 @@ def _note(missing: Ints, count: int, key: int) -> int:
 
 
 @inner
-def _transfers_are_due(blocks: Blocks, waiting: Waiting, now: Now, block: int) -> bool:
+def _transfers_are_due(blocks: FlatBlocks, waiting: Waiting, now: Now, block: int) -> bool:
     for read in range(blocks.read_begin[block], blocks.read_begin[block + 1]):
         slot = blocks.transfer[read]
         if slot != NONE and now.is_due[waiting.source[waiting.source_begin[block] + slot]] == DUE:
@@ -198,7 +198,7 @@ def _sources_are_due(waiting: Waiting, now: Now, block: int) -> bool:
 
 
 @inner
-def _transfer_key(blocks: Blocks, placings: Placings, now: Now, key: Ints, block: int) -> int:
+def _transfer_key(blocks: FlatBlocks, placings: Placings, now: Now, key: Ints, block: int) -> int:
     """Write the key of a transfer: how the tensor is, and is wanted elsewhere. 0: nowhere."""
     first, read = blocks.group_begin[block], blocks.read_begin[block]
     here = placings.has[now.placing[blocks.group[first]], blocks.read[read]]
@@ -218,7 +218,7 @@ def _transfer_key(blocks: Blocks, placings: Placings, now: Now, key: Ints, block
 
 
 @inner
-def _update_key(blocks: Blocks, now: Now, key: Ints, block: int) -> int:
+def _update_key(blocks: FlatBlocks, now: Now, key: Ints, block: int) -> int:
     key[0], key[1] = UPDATE, blocks.which[block]
     length = 2
     for group in range(blocks.group_begin[block], blocks.group_begin[block + 1]):
@@ -229,7 +229,7 @@ def _update_key(blocks: Blocks, now: Now, key: Ints, block: int) -> int:
 
 @inner
 def _computing_key(
-    blocks: Blocks,
+    blocks: FlatBlocks,
     placings: Placings,
     templates: Templates,
     waiting: Waiting,
@@ -276,7 +276,7 @@ def _note_gate(scratch: Scratch, count: int, slot: int, gate: int) -> int:
 
 @inner
 def _find_links(
-    blocks: Blocks,
+    blocks: FlatBlocks,
     templates: Templates,
     keys: Keys,
     links: Links,
@@ -346,7 +346,7 @@ def _new_links(templates: Templates, links: Links, scratch: Scratch, key: Ints, 
 
 @inner
 def _put_template(
-    templates: Templates, waiting: Waiting, now: Now, graph: Graph, block: int, template: int
+    templates: Templates, waiting: Waiting, now: Now, graph: FlatGraph, block: int, template: int
 ) -> None:
     """Have a block be of a template; those that wait for it are due where they find something else there."""
     former = now.template[block]
@@ -360,7 +360,7 @@ def _put_template(
 
 
 @inner
-def _put_links(waiting: Waiting, now: Now, graph: Graph, link: Ints, block: int) -> None:
+def _put_links(waiting: Waiting, now: Now, graph: FlatGraph, link: Ints, block: int) -> None:
     """Have a block have links, by slot."""
     begin = waiting.source_begin[block]
     for slot in range(begin, waiting.source_begin[block + 1]):

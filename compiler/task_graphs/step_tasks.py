@@ -25,7 +25,7 @@ from partc.compiler.task_graphs.step_blocks import BlockList, StepBlock, UpdateB
 from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock, write_computing, write_transfer
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import MeshPlace
-from partc.cost.simulation.task_arrays import Graph, Ints
+from partc.cost.simulation.task_arrays import FlatGraph, Ints
 from partc.cost.simulation.task_graph import TaskGraph, compile_simulation
 from partc.passes.search.operators.group_layouts import GroupLayouts
 from partc.passes.search.operators.grouped_step import GroupedStep
@@ -41,7 +41,7 @@ class _Before:
 
     placing: Ints
     template: Ints
-    graph: Graph
+    graph: FlatGraph
 
 
 class StepTasks:
@@ -172,7 +172,7 @@ class StepTasks:
     def _rewrite(self, numbers: Iterable[int]) -> None:
         """Write blocks anew, and those that see other results then."""
         now, former = self._now, self.graph.now
-        self.graph.now = Graph(former.content.copy(), former.link.copy())
+        self.graph.now = FlatGraph(former.content.copy(), former.link.copy())
         now.is_due[list(numbers)] = DUE
         is_changed = np.zeros_like(now.is_changed)
         now = now._replace(is_changed=is_changed)

@@ -25,8 +25,8 @@ import numpy as np
 from partc.cost.simulation.task_arrays import (
     NONE,
     Contents,
+    FlatGraph,
     Floats,
-    Graph,
     Ints,
     Links,
     Longs,
@@ -148,7 +148,7 @@ def queue_task(
 def begin(
     contents: Contents,
     links: Links,
-    graph: Graph,
+    graph: FlatGraph,
     waiting: Waiting,
     work: Floats,
     timeline: TaskTimes,
@@ -175,7 +175,7 @@ def begin(
 def replay(
     contents: Contents,
     links: Links,
-    graph: Graph,
+    graph: FlatGraph,
     waiting: Waiting,
     timeline: TaskTimes,
     room: Room,
@@ -223,7 +223,7 @@ def replay(
 def release(
     contents: Contents,
     links: Links,
-    graph: Graph,
+    graph: FlatGraph,
     waiting: Waiting,
     timeline: TaskTimes,
     room: Room,
@@ -259,7 +259,7 @@ def release(
 def run_queue(
     contents: Contents,
     links: Links,
-    graph: Graph,
+    graph: FlatGraph,
     waiting: Waiting,
     timeline: TaskTimes,
     room: Room,
@@ -300,7 +300,7 @@ def run_queue(
 def simulate(
     contents: Contents,
     links: Links,
-    graph: Graph,
+    graph: FlatGraph,
     waiting: Waiting,
     work: Floats,
     timeline: TaskTimes,

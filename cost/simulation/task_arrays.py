@@ -71,7 +71,7 @@ class Waiting(NamedTuple):
     entry: Ints  # by slot
 
 
-class Graph(NamedTuple):
+class FlatGraph(NamedTuple):
     """The content of each block, and the links of each entry of Waiting."""
 
     content: Ints
@@ -177,7 +177,7 @@ def write_links(links: Links, sources: Ints, targets: Ints) -> int:
 
 
 @compiled
-def find_missing(contents: Contents, links: Links, graph: Graph, waiting: Waiting, blocks: Ints) -> int:
+def find_missing(contents: Contents, links: Links, graph: FlatGraph, waiting: Waiting, blocks: Ints) -> int:
     """Return a block that waits for a task that is not there, or NONE, of some blocks and those that wait."""
     for block in blocks:
         for slot in range(waiting.source_begin[block], waiting.source_begin[block + 1]):
@@ -190,7 +190,7 @@ def find_missing(contents: Contents, links: Links, graph: Graph, waiting: Waitin
 
 
 @inner
-def _misses(contents: Contents, links: Links, graph: Graph, source: int, target: int, entry: int) -> bool:
+def _misses(contents: Contents, links: Links, graph: FlatGraph, source: int, target: int, entry: int) -> bool:
     link = graph.link[entry]
     sources, targets = graph.content[source], graph.content[target]
     return bool(

@@ -42,8 +42,8 @@ from partc.cost.simulation.task_arrays import (
     UNKNOWN_SLOT,
     UNKNOWN_TASK,
     Contents,
+    FlatGraph,
     Floats,
-    Graph,
     Ints,
     Links,
     Longs,
@@ -112,7 +112,7 @@ class UndoableEdit:
     """A change of the graph that can still be undone. `work`: by resource, before it."""
 
     is_changed: Ints  # by block
-    former: Graph
+    former: FlatGraph
     work: Floats
     was_current: bool
     order: int  # tasks in the former order
@@ -136,7 +136,7 @@ class TaskGraph:
         # Of content 0, which has no tasks, all numbers are zero: nothing is compiled before there is another.
         self.contents = Contents._make((*_zeros("i4 i4 i4 i4 i4 f8 i4", 2), np.array([1, 0, 0, 0])))
         self.links = Links._make((*_zeros("i4 i4 i4 i8 i8 i4", 2), np.array([1, 1, 0])))
-        self.now = Graph(np.zeros(blocks, np.int32), np.zeros(len(self.waiting.block), np.int32))
+        self.now = FlatGraph(np.zeros(blocks, np.int32), np.zeros(len(self.waiting.block), np.int32))
         self._known: dict[int, BlockTasks] = {0: NO_TASKS}  # by the numbers of their contents
         self._written: dict[BlockTasks, tuple[int, Ints]] = {}
         self._resources = resources
@@ -183,7 +183,7 @@ class TaskGraph:
             raise ValueError(f"blocks are 0 to {len(self.now.content) - 1}")
         self._know(contents)
         former = self.now
-        self.now = Graph(former.content.copy(), former.link.copy())
+        self.now = FlatGraph(former.content.copy(), former.link.copy())
         for block in chosen.tolist():
             number, links = self._written[contents[block]]
             entries = self._entries(block)
@@ -197,7 +197,7 @@ class TaskGraph:
         is_changed[chosen] = 1
         self.change(former, is_changed)
 
-    def change(self, former: Graph, is_changed: Ints) -> None:
+    def change(self, former: FlatGraph, is_changed: Ints) -> None:
         """Note that `now` has been changed; what was changed before can no longer be undone.
 
         former      what `now` was before, which nobody writes to any more
@@ -239,7 +239,7 @@ class TaskGraph:
     def forget(self) -> None:
         """Forget all contents and links, and what was simulated: all blocks are empty."""
         self.contents.used[:], self.links.used[:] = (1, 0, 0, 0), (1, 1, 0)
-        self.now = Graph(np.zeros_like(self.now.content), np.zeros_like(self.now.link))
+        self.now = FlatGraph(np.zeros_like(self.now.content), np.zeros_like(self.now.link))
         self._known, self._written = {0: NO_TASKS}, {}
         self._work[:], self._order_length, self._is_current, self._move = 0.0, 0, False, None
 

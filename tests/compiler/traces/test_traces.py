@@ -119,11 +119,12 @@ def test_nobody_has_a_sum_before_the_last_member_has_begun_it(traced: Traced) ->
 
 
 def test_sent_bytes_are_those_of_the_plan_where_values_are_dense(traced: Traced) -> None:
-    dense = {i.label: i for i in traced.plan.instructions if isinstance(i, Start) and i.kind == "reduce"}
+    kinds = ("reduce", "all_reduce")
+    dense = {i.label: i for i in traced.plan.instructions if isinstance(i, Start) and i.kind in kinds}
     seen = 0
     for rank in traced.plan.ranks:
         for event in bars(traced.run, f"rank {rank.rank} {rank.device}: measured", "communication"):
-            if event["args"]["kind"] == "reduce" and (start := dense.get(event["name"])):
+            if event["args"]["kind"] in kinds and (start := dense.get(event["name"])):
                 assert event["args"]["bytes"] == start.payload_bytes
                 seen += 1
     assert seen

@@ -27,8 +27,8 @@ Json = dict[str, Any]
 def between_two_hosts(folder: Path) -> Counter[tuple[str, str]]:
     """Return what each direction of the link between two hosts carries, from plan.json alone.
 
-    Two that sum a whole value each send it once, whichever way they do it. Of a value in regions each sends
-    the other what it wants; of rows a half goes to either of the servers.
+    Two that sum a whole value each send it once, whichever way they do it, and so each of two pairs. Of a
+    value in regions each sends the other what it wants; of rows a half goes to either of the servers.
     """
     plan = json.loads((folder / "plan.json").read_text())
     hosts = {rank["rank"]: rank["host"] for rank in plan["ranks"]}
@@ -47,6 +47,9 @@ def messages(start: Json, hosts: list[str]) -> Counter[tuple[str, str]]:
     if kind == "all_gather_rows":  # around a ring: into each member go the rows of all others
         ring = [(a, b) for a, b in zip(hosts, [*hosts[1:], hosts[0]], strict=True) if a != b]
         return Counter({hop: ring.count(hop) * payload * (len(hosts) - 1) for hop in ring})
+    if kind == "all_reduce" and len(hosts) == 4:
+        one, other = hosts[0], hosts[2]
+        return Counter({(one, other): 2 * payload, (other, one): 2 * payload})
     one, other = hosts  # members
     there, back = (one, other), (other, one)
     if kind == "all_reduce":
