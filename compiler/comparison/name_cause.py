@@ -11,7 +11,7 @@ is named.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from statistics import fmean, median
 
@@ -119,11 +119,8 @@ def _of_transfers(differences: Sequence[Difference], sign: int) -> list[_Cause]:
         if difference.kind == "transfer":
             kinds.setdefault(difference.what.partition(":")[0], []).append(difference)
     sharing = next((f", and {d.what}" for d in differences if d.kind == "sharing"), "")
-    return [
-        _Cause(cause.seconds, cause.words + sharing * (cause.seconds > 0))
-        for kind, same in kinds.items()
-        for cause in [_of_kind(kind, same, sign)]
-    ]
+    causes = [_of_kind(kind, same, sign) for kind, same in kinds.items()]
+    return [replace(c, words=c.words + sharing) if c.seconds > 0 else c for c in causes]
 
 
 def _of_kind(kind: str, same: Sequence[Difference], sign: int) -> _Cause:

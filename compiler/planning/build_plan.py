@@ -1,5 +1,6 @@
 """Make the plan of a distributed step: program, ranks, variables, data."""
 
+import sys
 from collections.abc import Mapping
 
 import onnx
@@ -90,10 +91,8 @@ def _moments(program: Program) -> dict[str, tuple[int, ...]]:
 
 
 def _host_grid(cluster: Cluster, meshes: Meshes) -> HostGrid:
-    most = max(len(host.devices) for host in cluster.hosts)
     workers = tuple(placed.host for placed in ranks_of(cluster) if placed.replica is not None)
-    is_flat = len(cluster.hosts) == 1 or most == 1 or meshes.axes > 1
-    return HostGrid(len(cluster.hosts), most, workers, 0 if is_flat else flat_sum_bytes(cluster))
+    return HostGrid(len(cluster.hosts), workers, sys.maxsize if meshes.axes > 1 else flat_sum_bytes(cluster))
 
 
 def _segment_writer(

@@ -16,6 +16,7 @@ with all_reduce and 2 alpha W (N - 1) with all_gather, ids left out: table 3 of 
 carries more with servers, since it is a server too: 4 W (N - 1) / N, as with all_reduce.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -125,8 +126,11 @@ def flat_sum_bytes(cluster: Cluster) -> int:
     """Return up to how many bytes all workers are sooner with a sum among all of them than in two levels.
 
     One collective in place of three begins twice less, but what is sent in it crosses between hosts for each
-    of their workers: by recursive doubling, as MPI libraries sum short messages.
+    of their workers: by recursive doubling, as MPI libraries sum short messages. One host, or
+    hosts with a device each, have no two levels.
     """
+    if len(cluster.hosts) == 1 or all(len(host.devices) <= 1 for host in cluster.hosts):
+        return sys.maxsize
     groups = network_groups_of(cluster)
     network = groups.network
     nbytes = 1

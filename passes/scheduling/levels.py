@@ -64,15 +64,14 @@ def name_way(source: Site, target: Site) -> str:
 class HostGrid:
     """The two levels of a cluster.
 
-    hosts, workers_per_host  how many, and the most on one
-    host_of                  each worker's host
-    flat_sum_bytes           up to which a sum of all workers does not go level by level
+    hosts           how many
+    host_of         each worker's host
+    flat_sum_bytes  up to which a sum of all workers does not go level by level
     """
 
     hosts: int
-    workers_per_host: int
-    host_of: tuple[str, ...] = ()
-    flat_sum_bytes: int = 0
+    host_of: tuple[str, ...]
+    flat_sum_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +177,7 @@ def _ways_of_bucket(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> tuple
         return (("reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather", group, site, site),)
     assert bucket.op == "AllReduce", bucket.op
     is_short = bucket.elements * np.dtype(bucket.dtype).itemsize <= topology.flat_sum_bytes
-    is_plain = is_short or topology.hosts == 1 or topology.workers_per_host == 1
-    if is_plain or meshes.axes > 1 or site != WORKER:
+    if is_short or meshes.axes > 1 or site != WORKER:
         return (("all_reduce", group, site, site),)
     return OVER_LEADERS
 
