@@ -124,7 +124,8 @@ def _of_transfers(differences: Sequence[Difference], sign: int) -> list[_Cause]:
 
 
 def _of_kind(kind: str, same: Sequence[Difference], sign: int) -> _Cause:
-    worst = max(same, key=lambda difference: sign * difference.seconds)
+    rated = [d for d in same if d.before_bytes_per_s is not None and d.after_bytes_per_s is not None]
+    worst = max(rated or same, key=lambda difference: sign * difference.seconds)
     before_s, after_s = sum(d.before_s for d in same), sum(d.after_s for d in same)
     took = f"took {seconds(after_s)} instead of {seconds(before_s)}"
     before, after = worst.before_bytes_per_s, worst.after_bytes_per_s

@@ -169,6 +169,15 @@ def test_a_rate_that_is_no_lower_is_not_told_as_the_reason_of_a_longer_wait(plan
     )
 
 
+def test_a_rate_is_told_of_what_has_one_though_another_was_waited_for_longer(plan: PlanFolder) -> None:
+    hidden = Difference("transfer", "AllReduce: sum V", 0.0, 40e-3, "a -> b", 0, 1 << 24, None, 12e6)
+    slow = Difference("transfer", "AllReduce: sum W", 15e-3, 25e-3, "a -> b", 0, 1 << 24, 120e6, 12e6)
+
+    told = name_cause(plan.plan, [hidden, slow], {}, {})
+
+    assert told.startswith("AllReduce went at 12.0\u00a0MB/s instead of 120\u00a0MB/s (a -> b)")
+
+
 def test_a_lower_rate_names_the_cores_that_senders_share(plan: PlanFolder) -> None:
     slow = Difference("transfer", "AllReduce: sum W", 15e-3, 25e-3, "a -> b", 0, 1 << 24, 120e6, 70e6)
     sharing = Difference("sharing", "4 ranks share 2 cores", 40e-3, 45e-3)
