@@ -43,8 +43,8 @@ def test_links_of_a_tenth_of_the_rate_that_the_file_says_are_named(tmp_path: Pat
         run, told = run_of(tmp_path / "out", 12)
 
     assert "because AllReduce went at " in told
-    worst = run.differences[0]
-    assert worst.kind == "transfer"
+    assert run.differences[0].kind == "transfer"
+    worst = max(run.differences, key=lambda difference: difference.bytes)  # a short sum may wait behind it
     assert worst.link == f"{cluster.hosts[0].name} -> {cluster.hosts[1].name}" or worst.link in told
     # What the bucket filter lets through, of 12.5 MB/s: headers take a little, and others' work on this
     # machine more; the 125 MB/s that were believed are ten times that.
