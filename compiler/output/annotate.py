@@ -21,7 +21,7 @@ from partc.compiler.output.title_segments import KEY, SegmentTitle
 from partc.compiler.planning.describe_ranks import ranks_at_sites
 from partc.compiler.report.units import first_words
 from partc.cost.cluster.cluster import Cluster, ranks_of
-from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, Replicate
+from partc.passes.layouts.layouts import Layout, Replicate
 from partc.passes.layouts.meshes import Mesh, Meshes
 
 CONFIGURATION = "partc"
@@ -113,7 +113,7 @@ def _specs(
     mesh = meshes.of(layout.site)
     if mesh.microbatch_axis is not None:
         layout = layout.with_along(mesh.microbatch_axis, Replicate())
-    if isinstance(layout.along(REPLICAS), Owned):
+    if layout.rows_of:
         spec = onnx.ShardingSpecProto(tensor_name=tensor, device=ranks)
         _shard(spec.sharded_dim.add(axis=0), shape[0], [(1, len(ranks))])
         yield spec

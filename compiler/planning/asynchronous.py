@@ -15,7 +15,6 @@ import onnx
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import Batch, Mode, Strategy
-from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.runtime.asynchronous.servers.commit_point import first_unpushed
 from partc.runtime.asynchronous.sessions.session import servers_of
@@ -133,7 +132,7 @@ def _check_counters(lowered: LoweredGraph) -> None:
 
 def _is_owned(lowered: LoweredGraph, value: str) -> bool:
     meaning = lowered.meanings.get(value)
-    return meaning is not None and isinstance(meaning[1].along(REPLICAS), Owned)
+    return meaning is not None and bool(meaning[1].rows_of)
 
 
 def _check_updates(plan: Plan, rank: Rank, folder: Path) -> None:

@@ -6,7 +6,7 @@ from math import prod
 from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.boxes import box_of
-from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, WORKER, Owned
+from partc.passes.layouts.layouts import MICROBATCHES, WORKER
 from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.levels import name_way
@@ -186,11 +186,10 @@ class _Describer:
 
     def _hold(self, state: State) -> VariablePiece:
         layout = self._lowered.meanings[state.value][1]
-        owned = layout.along(REPLICAS)
         shape = self._training.variables[state.variable].shape
         box = None
-        if isinstance(owned, Owned) and self._server is not None:
-            box = rows_box(shape, *self._rows[owned.parameter][self._server])
+        if layout.rows_of and self._server is not None:
+            box = rows_box(shape, *self._rows[layout.rows_of][self._server])
         elif layout.splits() and (place := self._places.get(state.site)) is not None:
             box = box_of(self._lowered.meshes.of(state.site), layout, shape, place)
         return VariablePiece(state.variable, state.value, box)

@@ -23,7 +23,7 @@ from partc.passes.indexed_rows.route_rows import (
     sort_rows,
     sum_rows,
 )
-from partc.passes.layouts.layouts import REPLICAS, WORKER, Layout, Owned, Partial, Replicate, Split
+from partc.passes.layouts.layouts import REPLICAS, WORKER, Layout, Partial, Replicate, Split
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.rules.sharding_rules import is_sum_rows
@@ -95,26 +95,26 @@ def _add_to_data(lowering: Lowering, node: gs.Node, total: gs.Variable, site: Si
     return lowering.out.emit("Add", [lowering.need(data, Layout(site)), total], name, total.dtype, site)
 
 
-def push_slices(lowering: Lowering, owned: Owned) -> tuple[gs.Variable, gs.Variable]:
+def push_slices(lowering: Lowering, parameter: str) -> tuple[gs.Variable, gs.Variable]:
     """Return a parameter's (unique ids, summed rows) on the servers that own them."""
-    gradient = lowering.graph.training.gradients[owned.parameter]
-    out, name = lowering.out, f"{owned.parameter}.push"
+    gradient = lowering.graph.training.gradients[parameter]
+    out, name = lowering.out, f"{parameter}.push"
     if name in lowering.exchanged:
         return lowering.exchanged[name]
     ids, rows = _own_slices(lowering, gradient, WORKER)
-    ids = count_from_start(lowering, owned.parameter, ids, f"{name}.own")
+    ids = count_from_start(lowering, parameter, ids, f"{name}.own")
     ids, rows = sum_rows(out, ids, rows, f"{name}.own", "worker")
-    _expect(lowering, owned.parameter, "worker", ids, rows)
+    _expect(lowering, parameter, "worker", ids, rows)
     (ids, rows), _ = gather_rows(out, [ids, rows], f"{name}.host")
-    _expect(lowering, owned.parameter, "host", ids, rows)
-    merge = lowering.graph.synchronised.chosen[owned.parameter].local_aggregation
+    _expect(lowering, parameter, "host", ids, rows)
+    merge = lowering.graph.synchronised.chosen[parameter].local_aggregation
     ids, rows = sort_rows(out, ids, rows, f"{name}.host_sum", "server", merge=merge)
-    counts = count_by_owner(out, ids, owned.parameter, f"{name}.by_owner")
-    _expect(lowering, owned.parameter, "host", ids, rows)
+    counts = count_by_owner(out, ids, parameter, f"{name}.by_owner")
+    _expect(lowering, parameter, "host", ids, rows)
     (ids, rows), _ = all_to_all_rows(out, [ids, rows], counts, f"{name}.all")
-    _expect(lowering, owned.parameter, "host", ids, rows)
+    _expect(lowering, parameter, "host", ids, rows)
     ids, rows = sum_rows(out, ids, rows, f"{name}.sum", "server")
-    _expect(lowering, owned.parameter, "owned", ids, rows)
+    _expect(lowering, parameter, "owned", ids, rows)
     lowering.exchanged[name] = ids, rows
     return ids, rows
 

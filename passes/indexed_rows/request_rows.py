@@ -28,7 +28,7 @@ from partc.passes.indexed_rows.route_rows import (
     unique,
 )
 from partc.passes.layouts.decide_layouts import Decision
-from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, RequestedRows, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, RequestedRows, Split, served_rows
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering, RowRequest
 
@@ -39,7 +39,6 @@ def request_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
     table, indices = node.inputs
     requested = decision.outputs[0].along(REPLICAS)
     assert isinstance(requested, RequestedRows)
-    owned = Owned(requested.parameter)
     merge = lowering.graph.synchronised.chosen[requested.parameter].local_aggregation
     ids = lowering.need(indices.name, Layout("worker", *decision.inputs[1].placements))
     name = f"{node.name}.pull"
@@ -63,7 +62,7 @@ def request_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
     first = out.first_row(requested.parameter)
     local = out.emit("Sub", [requested_ids, first], f"{name}.local", INT64, "server")
     dtype = lowering.facts.dtypes[table.name]
-    rows = lowering.need(table.name, Layout("server", owned))
+    rows = lowering.need(table.name, served_rows(requested.parameter))
     gathered = out.emit("Gather", [rows, local], f"{name}.found", dtype, "server")
     _expect_rows(lowering, node.outputs[0].name, requested, gathered)
     return gathered

@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from ortools.graph.python.max_flow import SimpleMaxFlow
 
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
-from partc.passes.layouts.layouts import Gathered, Layout, Owned, Partial, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 
 _BIRTH, _WHOLE = 0, 1  # vertices: where partial tensors come from, and who wants them whole
 MESSAGE_BYTES = 4096  # one more message is worth this many bytes
@@ -86,7 +86,11 @@ def _flows(
 ) -> Iterator[tuple[int, int]]:
     """Yield the edges that are never cut: from births to tensors, on to others, to readers of the whole."""
     results = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
-    yield from ((vertex + 1, _WHOLE) for name, vertex in enters.items() if name in results)
+    yield from (
+        (vertex + 1, _WHOLE)
+        for name, vertex in enters.items()
+        if name in results and not graph.is_pushed(name, axis)
+    )
     for node in nodes:
         inputs = [tensor.name for tensor in node.inputs]
         outputs = [enters[tensor.name] for tensor in node.outputs if tensor.name in enters]
@@ -105,11 +109,5 @@ def _is_summed(graph: LaidOutGraph, name: str, target: Layout, axis: int) -> boo
     ends = (layout.with_along(axis, Replicate()) for layout in (graph.layout(name), target))
     is_here = graph.layout(name).site == target.site  # else it is summed and sent
     is_scattered = is_kept_so and is_here and not any(layout.uneven() for layout in ends)
-    return not is_scattered and _wants_whole(graph.layout(name), target, axis)
-
-
-def _wants_whole(native: Layout, target: Layout, axis: int) -> bool:
-    """A partial is not wanted whole where it flows on, or is pushed to the servers that own it."""
-    placement = target.along(axis)
-    is_pushed = native.site == "worker" and isinstance(placement, Owned | Gathered)
-    return not is_pushed and not (isinstance(placement, Partial) and native.site == target.site)
+    flows_on = is_here and isinstance(target.along(axis), Partial)
+    return not is_scattered and not flows_on and not graph.is_pushed(name, axis)

@@ -81,7 +81,7 @@ def _decide_again(graph: LaidOutGraph, order: NodeOrder, places: set[int]) -> No
     heapify(waiting)
     while waiting:
         node = order.nodes[heappop(waiting)]
-        decision = decide(graph, node, sparse, {})
+        decision = decide(graph, node, sparse)
         graph.decisions[node.name] = decision
         for tensor, layout in zip(node.outputs, decision.outputs, strict=True):
             if layout == graph.layouts[tensor.name]:

@@ -15,7 +15,6 @@ from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.layouts import (
     Layout,
     Overlapping,
-    Owned,
     Partial,
     Placement,
     Replicate,
@@ -66,14 +65,10 @@ class AxisDecision:
 
 @dataclass(frozen=True)
 class Decision:
-    """How one node runs: on which mesh, and how along each of its axes.
-
-    `offset_ids` tells that ids index the owner's rows.
-    """
+    """How one node runs: on which mesh, and how along each of its axes."""
 
     site: Site
     axes: tuple[AxisDecision, ...]
-    offset_ids: bool = False
 
     @cached_property
     def inputs(self) -> tuple[Layout, ...]:
@@ -97,11 +92,9 @@ def decide_one_axis(
     site: Site,
     inputs: Sequence[Placement],
     outputs: Sequence[Placement],
-    factor: str | None = None,
-    offset_ids: bool = False,
 ) -> Decision:
     """Return the decision of a node that only the first mesh axis divides."""
-    return Decision(site, (AxisDecision(tuple(inputs), tuple(outputs), factor),), offset_ids)
+    return Decision(site, (AxisDecision(tuple(inputs), tuple(outputs)),))
 
 
 def decide_axes(mesh: Mesh, axes: Sequence[AxisDecision]) -> Decision:
@@ -311,28 +304,35 @@ def follows(rule: ShardingRule, factor: str, split: Split, ranks: int, widens: b
     return rule.may_split(factor, ranks, widens)
 
 
-def split_on(node: NodeFacts, rule: ShardingRule, factor: str, ranks: int) -> AxisDecision | None:
+def split_on(
+    node: NodeFacts, rule: ShardingRule, factor: str, ranks: int, rows_of: str = ""
+) -> AxisDecision | None:
     """Return the decision that splits `factor`, or None where an output could not be described.
 
-    `rule`: the node's, or one that takes its factors apart.
+    `rule`: the node's, or one that takes its factors apart. `rows_of`: the parameter whose rows a factor is,
+    if servers divide it.
     """
     uneven = rule.sizes[factor] if rule.sizes[factor] % ranks else 0
     outputs: list[Placement] = []
     for dims in rule.outputs:
         position = rule.position_of(dims, factor)
         if position is not None:
-            outputs.append(Split(*position, uneven))
+            outputs.append(Split(*position, uneven, rows_of))
         elif factor in rule.combine and _every_term_has(node, rule, factor):
             combine = rule.combine[factor]
             outputs.append(Partial("sum" if combine == "mean" else combine))
         else:
             return None
-    inputs = tuple(_placement_of(rule, index, factor, ranks, uneven) for index in range(len(rule.inputs)))
+    inputs = tuple(
+        _placement_of(rule, index, factor, ranks, uneven, rows_of) for index in range(len(rule.inputs))
+    )
     is_mean, entries = rule.combine.get(factor) == "mean", 0 if factor in rule.reaches else rule.sizes[factor]
     return AxisDecision(inputs, tuple(outputs), factor, is_mean, entries=entries)
 
 
-def _placement_of(rule: ShardingRule, index: int, factor: str, ranks: int, uneven: int) -> Placement:
+def _placement_of(
+    rule: ShardingRule, index: int, factor: str, ranks: int, uneven: int, rows_of: str
+) -> Placement:
     reach = rule.reaches.get(factor, {}).get(index)
     if reach is not None:
         return _reached(reach, rule.sizes[factor], ranks)
@@ -342,7 +342,7 @@ def _placement_of(rule: ShardingRule, index: int, factor: str, ranks: int, uneve
         return Replicate()
     halo = rule.windows.get(factor, {}).get(index)
     if halo is None or not (halo.before or halo.after):
-        return Split(*position, uneven)
+        return Split(*position, uneven, rows_of)
     return Widened(position[0], halo.before, halo.after, halo.fill)
 
 
@@ -370,7 +370,7 @@ def keep_partial(node: NodeFacts, placements: Sequence[Placement]) -> AxisDecisi
     if rule is None:
         return None
     partial = {index: p for index, p in enumerate(placements) if isinstance(p, Partial)}
-    if not partial or any(isinstance(p, Split | Owned) for p in placements):
+    if not partial or any(isinstance(p, Split) for p in placements):
         return None
     kinds = {placement.reduction for placement in partial.values()}
     if kinds != {"sum"} and not (rule.moves and len(rule.terms) == 1):

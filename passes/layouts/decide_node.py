@@ -36,9 +36,7 @@ from partc.passes.layouts.decide_on_servers import (
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
     REPLICAS,
-    Gathered,
     Layout,
-    Owned,
     Partial,
     PerReplica,
     Placement,
@@ -55,13 +53,10 @@ NOT_DIVIDED = 0  # in place of ranks: along this axis other meshes alone have se
 NO_WISHES: Mapping[int, Wish] = {}
 
 
-def decide_node(
-    graph: LaidOutGraph, node: gs.Node, sparse: Mapping[str, str], pushed: Mapping[str, str]
-) -> Decision:
+def decide_node(graph: LaidOutGraph, node: gs.Node, sparse: Mapping[str, str]) -> Decision:
     """Decide how a node runs whose operands have layouts already.
 
     sparse  nodes that sum or scatter a parameter's indexed slices -> the parameter
-    pushed  dense gradients of parameters on servers -> the parameter
 
     Raises NotServable.
     """
@@ -73,14 +68,14 @@ def decide_node(
     if node.name in sparse:
         method = graph.synchronised.method(sparse[node.name])
         if method == "servers":
-            owned = Owned(sparse[node.name])
-            return decide_one_axis("server", [owned for _ in node.inputs], [owned for _ in node.outputs])
+            rows = Split(0, rows_of=sparse[node.name])
+            return decide_one_axis("server", [rows for _ in node.inputs], [rows for _ in node.outputs])
         return run_whole(node, graph.configuration.site_of(node.name))
     known = node_facts(node, graph.facts, graph.zeros)
     if node.name not in graph.main:
-        owners = _owners_of(node, layouts, pushed)
+        owners = _owners_of(graph, node, layouts)
         if owners:
-            return decide_on_servers(node, known.rule, layouts, owners, pushed)
+            return decide_on_servers(node, known, layouts, owners, graph.pushed)
         decision = keep_partial_on_servers(known, layouts)
         if decision is not None:
             return decision
@@ -323,25 +318,25 @@ def _move_to_servers(
     graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout], decision: Decision
 ) -> Decision | None:
     """Return how servers run a node of the main computation that reads what they own, if they do."""
-    source = layouts[0].along(REPLICAS) if layouts else None
-    if not isinstance(source, Owned | RequestedRows):
+    if not layouts:
         return None
-    if isinstance(source, Owned) and node.op == "Gather" and node.attrs.get("axis", 0) == 0:
-        return decide_request(node, decision, source.parameter, graph.facts)
-    if node.name not in graph.synchronised.chosen[source.parameter].on_servers:
+    chosen, parameter = graph.synchronised.chosen, layouts[0].rows_of
+    if isinstance(requested := layouts[0].along(REPLICAS), RequestedRows):
+        moves = node.name in chosen[requested.parameter].on_servers
+        return run_where_requested(decision, requested) if moves else None
+    if parameter and node.op == "Gather" and node.attrs.get("axis", 0) == 0:
+        return decide_request(node, decision, parameter, graph.facts)
+    if not parameter or node.name not in chosen[parameter].on_servers:
         return None
-    if isinstance(source, RequestedRows):
-        return run_where_requested(decision, source)
     if slices_rows(node, graph.facts):
-        return slice_on_servers(node, source.parameter)
-    return decide_on_servers(node, node_facts(node, graph.facts).rule, layouts, {source.parameter}, {})
+        return slice_on_servers(node, parameter)
+    return decide_on_servers(node, node_facts(node, graph.facts), layouts, {parameter}, {})
 
 
-def _owners_of(node: gs.Node, layouts: Sequence[Layout], pushed: Mapping[str, str]) -> set[str]:
-    """Return the parameters whose owned rows the node reads."""
-    placements = [layout.along(REPLICAS) for layout in layouts]
-    owned = {placement.parameter for placement in placements if isinstance(placement, Owned | Gathered)}
-    return owned | {pushed[tensor.name] for tensor in node.inputs if tensor.name in pushed}
+def _owners_of(graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout]) -> set[str]:
+    """Return the parameters whose rows the node reads."""
+    pushed = {graph.pushed[tensor.name] for tensor in node.inputs if tensor.name in graph.pushed}
+    return pushed | {layout.rows_of for layout in layouts if layout.rows_of}
 
 
 def _decide_replica_op(graph: LaidOutGraph, node: gs.Node, layout: Layout) -> Decision:

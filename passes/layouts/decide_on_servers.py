@@ -7,15 +7,18 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
-from partc.passes.layouts.decide_layouts import Decision, decide_one_axis, keep_partial
+from partc.passes.layouts.decide_layouts import (
+    AxisDecision,
+    Decision,
+    decide_one_axis,
+    keep_partial,
+    split_on,
+)
 from partc.passes.layouts.layouts import (
     REPLICAS,
-    Gathered,
     Layout,
-    Owned,
     Partial,
     PerReplica,
-    Placement,
     Replicate,
     RequestedRows,
     Split,
@@ -47,68 +50,60 @@ def keep_partial_on_servers(node: NodeFacts, layouts: Sequence[Layout]) -> Decis
 
 
 def decide_on_servers(
-    node: gs.Node,
-    rule: ShardingRule | None,
-    layouts: Sequence[Layout],
-    owners: set[str],
-    pushed: Mapping[str, str],
+    node: gs.Node, known: NodeFacts, layouts: Sequence[Layout], owners: set[str], pushed: Mapping[str, str]
 ) -> Decision:
     """Run a node of an update where the rows are. Raises NotServable."""
     parameter = min(owners)
-    if len(owners) > 1 or rule is None:
+    if len(owners) > 1 or known.rule is None:
         raise NotServable(parameter, node)
-    owned = [
-        isinstance(layout.along(REPLICAS), Owned | Gathered) or tensor.name in pushed
+    are_rows = [
+        bool(layout.rows_of) or tensor.name in pushed
         for layout, tensor in zip(layouts, node.inputs, strict=True)
     ]
-    if _indexes_rows(node, owned):
-        return _index_owned_rows(node, owned, parameter)
-    return _split_owned(node, rule, owned, parameter)
+    along = (
+        _index_rows(node, are_rows, parameter)
+        if _indexes_rows(node, are_rows)
+        else _split_rows(known, known.rule, are_rows, parameter)
+    )
+    if along is None:
+        raise NotServable(parameter, node)
+    return Decision("server", (along,))
 
 
-def _indexes_rows(node: gs.Node, owned: Sequence[bool]) -> bool:
+def _indexes_rows(node: gs.Node, are_rows: Sequence[bool]) -> bool:
     if node.op == "Gather":
-        return bool(owned[0]) and node.attrs.get("axis", 0) == 0
-    return node.op == "ScatterND" and bool(owned[0])
+        return are_rows[0] and node.attrs.get("axis", 0) == 0
+    return node.op == "ScatterND" and are_rows[0]
 
 
-def _index_owned_rows(node: gs.Node, owned: Sequence[bool], parameter: str) -> Decision:
-    """Gather or ScatterND on owned rows, by ids that were routed to their owner."""
-    if not all(owned):
-        raise NotServable(parameter, node)
-    placement = Owned(parameter)
-    return decide_one_axis("server", [placement for _ in owned], [placement], offset_ids=True)
+def _index_rows(node: gs.Node, are_rows: Sequence[bool], parameter: str) -> AxisDecision | None:
+    """Gather or ScatterND on a server's rows, by ids that were routed to it."""
+    rows = Split(0, rows_of=parameter)
+    return AxisDecision(tuple(rows for _ in node.inputs), (rows,)) if all(are_rows) else None
 
 
-def _split_owned(node: gs.Node, rule: ShardingRule, owned: Sequence[bool], parameter: str) -> Decision:
-    """Split the factor that owned operands have on axis 0."""
-    factors = {
-        dims[0][0] if dims is not None and dims and len(dims[0]) == 1 else None
-        for dims, is_owned in zip(rule.inputs, owned, strict=True)
-        if is_owned
-    }
-    factor = min((f for f in factors if f is not None), default=None)
-    if len(factors) != 1 or factor is None or factor in rule.whole:
-        raise NotServable(parameter, node)
-    inputs: list[Placement] = []
-    for dims in rule.inputs:
-        position = None if dims is None else rule.position_of(dims, factor)
-        if position not in (None, (0, 1)) or (position and dims and len(dims[0]) != 1):
-            raise NotServable(parameter, node)
-        inputs.append(Owned(parameter) if position else Replicate())
-    return decide_one_axis("server", inputs, _owned_outputs(node, rule, factor, parameter), factor)
+def _split_rows(
+    known: NodeFacts, rule: ShardingRule, are_rows: Sequence[bool], parameter: str
+) -> AxisDecision | None:
+    """Split the factor that is axis 0 of all that servers have rows of."""
+    first = {dims[0] if dims else () for dims, is_rows in zip(rule.inputs, are_rows, strict=True) if is_rows}
+    (factors,) = first if len(first) == 1 else ((),)
+    if len(factors) != 1 or factors[0] in rule.whole or not _leads(rule, factors[0]):
+        return None
+    along = split_on(known, rule, factors[0], 1, rows_of=parameter)
+    if along is None or along.is_mean:
+        return None
+    are_sums = all(isinstance(p, Split) or p == Partial("sum") for p in along.outputs)
+    return along if are_sums else None
 
 
-def _owned_outputs(node: gs.Node, rule: ShardingRule, factor: str, parameter: str) -> tuple[Placement, ...]:
-    outputs: list[Placement] = []
-    for dims in rule.outputs:
-        if dims and dims[0] == (factor,):
-            outputs.append(Owned(parameter))
-        elif rule.combine.get(factor) == "sum" and not any(factor in axis for axis in dims):
-            outputs.append(Partial("sum"))
-        else:
-            raise NotServable(parameter, node)
-    return tuple(outputs)
+def _leads(rule: ShardingRule, factor: str) -> bool:
+    """Tell whether a factor is axis 0, all of it, wherever it is."""
+    return all(
+        dims[0] == (factor,) and not any(factor in axis for axis in dims[1:])
+        for dims in (*rule.inputs, *rule.outputs)
+        if dims is not None and any(factor in axis for axis in dims)
+    )
 
 
 def slices_rows(node: gs.Node, facts: Facts) -> bool:
@@ -131,7 +126,7 @@ def decide_request(node: gs.Node, decision: Decision, parameter: str, facts: Fac
         parameter, node.name, len(facts.shape(node.inputs[1].name)), _returned(decision)
     )
     ids = decision.inputs[1].along(REPLICAS)
-    return decide_one_axis("server", [Owned(parameter), ids], [requested])
+    return decide_one_axis("server", [Split(0, rows_of=parameter), ids], [requested])
 
 
 def run_where_requested(decision: Decision, requested: RequestedRows) -> Decision:
@@ -150,15 +145,5 @@ def _returned(decision: Decision) -> Replicate | Split | PerReplica:
 def slice_on_servers(node: gs.Node, parameter: str) -> Decision:
     """Cut rows out of a variable where its rows are."""
     rest = [Replicate() for _ in node.inputs[1:]]
-    return decide_one_axis("server", [Owned(parameter), *rest], [Owned(parameter)])
-
-
-def run_on_workers(decision: Decision) -> Decision:
-    """Move a node that was decided for the servers to the workers, which gather what servers own."""
-
-    def on_workers(layout: Layout) -> Placement:
-        owned = layout.along(REPLICAS)
-        return Gathered(owned.parameter) if isinstance(owned, Owned) else Replicate()
-
-    inputs, outputs = (map(on_workers, layouts) for layouts in (decision.inputs, decision.outputs))
-    return decide_one_axis("worker", tuple(inputs), tuple(outputs))
+    rows = Split(0, rows_of=parameter)
+    return decide_one_axis("server", [rows, *rest], [rows])

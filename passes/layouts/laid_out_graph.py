@@ -11,7 +11,7 @@ from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Configuration
 from partc.passes.layouts.decide_layouts import Decision, divides
-from partc.passes.layouts.layouts import Layout, Partial, Placement, Replicate, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, Placement, Replicate, Split
 from partc.passes.layouts.meshes import Meshes
 from partc.passes.rules.sharding_rules import node_facts
 from partc.runtime.plan.program import Site
@@ -46,6 +46,8 @@ class LaidOutGraph:
     synchronised: Synchronised
     main: frozenset[str]  # names of the main computation's nodes
     stored: frozenset[str]  # tensors that come from variables and constants alone
+    # what workers make of the rows of a parameter on servers, which take each theirs -> the parameter
+    pushed: dict[str, str] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
     # partial tensors that are summed over the ranks along a mesh axis: (tensor, axis)
@@ -65,7 +67,12 @@ class LaidOutGraph:
 
     def sums_before(self, tensor: str, axis: int) -> bool:
         """Tell whether a tensor that is partial along a mesh axis is whole once its operands are summed."""
-        return isinstance(self.layout(tensor).along(axis), Partial) and (tensor, axis) not in self.made_whole
+        is_partial = isinstance(self.layout(tensor).along(axis), Partial)
+        return is_partial and (tensor, axis) not in self.made_whole and not self.is_pushed(tensor, axis)
+
+    def is_pushed(self, tensor: str, axis: int) -> bool:
+        """Tell whether servers make the sum of a tensor's terms along a mesh axis."""
+        return axis == REPLICAS and tensor in self.pushed
 
     def has_fixed_pieces(self, tensor: str, *layouts: Layout) -> bool:
         """Tell whether the sizes of a tensor's pieces are known, whatever the data, and in some layouts the
@@ -87,6 +94,8 @@ class LaidOutGraph:
         """Return how a mesh divides what another divides so, if it is another of other parts."""
         if layout.site == site or self.meshes.are_paired(layout.site, site):
             return layout
+        if layout.rows_of:
+            return Layout(site)
         mesh = self.meshes.of(site)
         placements = [
             self.cut_at(site, tensor, axis, place)

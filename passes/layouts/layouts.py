@@ -1,13 +1,11 @@
 """Where a tensor's pieces are: a site, and how its ranks divide the tensor among themselves.
 
 Replicate        every rank has the whole
-Split            rank r of N has the r-th N-th of one factor of one axis
+Split            rank r of N has the r-th N-th of one factor of one axis; a server, some rows of axis 0
 Partial          every rank has a term; the tensor is their sum (or maximum, or minimum)
 Widened          rank r of N has the r-th N-th of an axis, and entries of its neighbours' around it
 Overlapping      every rank has entries of an axis of its own, of which others may have some too
 PerReplica       every rank has a tensor of its own: replicas on different data, not pieces
-Owned            servers: each has some rows of axis 0 (or the slices whose ids fall in its rows)
-Gathered         workers: everyone has all that servers own, one server's behind the other's
 RequestedRows    servers: each has the rows that workers' ids request of it, on their way to these
 """
 
@@ -35,11 +33,14 @@ class Split:
     equally, of which earlier ranks have one entry more (runtime/plan/boxes.py); 0: all parts are equal.
     Of mesh axes that cut a factor together each divides what those before it left: the size is the whole
     factor's, and said by those along which, with those before, parts differ (`Mesh.nest`).
+    `rows_of`: servers divide axis 0 as this parameter's rows: each has as many as its placement gives it, or,
+    of slices, those whose ids fall in its rows. Placement is chosen after layouts, and ids are data.
     """
 
     axis: int
     outer: int = 1
     uneven: int = 0
+    rows_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +117,6 @@ class PerReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
-    """Every server has the part of axis 0 that belongs to its rows of `parameter`."""
-
-    parameter: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """Every worker has what all servers own of `parameter`, and each server's part can be told."""
-
-    parameter: str
-
-
-@dataclass(frozen=True, slots=True)
 class RequestedRows:
     """Every server has, on axis 0, the rows of `parameter` that one Gather's ids request of it.
 
@@ -143,9 +130,7 @@ class RequestedRows:
     returned: "Replicate | Split | PerReplica"
 
 
-Placement = (
-    Replicate | Split | Partial | Widened | Overlapping | PerReplica | Owned | Gathered | RequestedRows
-)
+Placement = Replicate | Split | Partial | Widened | Overlapping | PerReplica | RequestedRows
 
 
 REPLICAS = 0  # the axis of a mesh that tells replicas apart, or a parameter's servers
@@ -201,9 +186,21 @@ class Layout:
 
     def varying(self) -> list[int]:
         """Return the tensor's axes whose sizes may differ between ranks."""
-        return [factor.axis for factor in self.uneven()] + [p.axis for _, p in self.overlapping()]
+        served = [split.axis for _, split in self.splits() if split.rows_of]
+        return [factor.axis for factor in self.uneven()] + [p.axis for _, p in self.overlapping()] + served
+
+    @property
+    def rows_of(self) -> str:
+        """Return the parameter as whose rows servers divide the tensor; empty where they do not."""
+        split = self.along(REPLICAS)
+        return split.rows_of if isinstance(split, Split) else ""
 
     @property
     def is_whole(self) -> bool:
         """Tell whether every rank of the mesh has the whole tensor."""
         return not self.placements
+
+
+def served_rows(parameter: str) -> Layout:
+    """Return how servers keep a parameter, and what goes with its rows."""
+    return Layout("server", Split(0, rows_of=parameter))

@@ -160,6 +160,9 @@ def _cuts(
     return Mesh(WORKER, axes)._cuts(Layout(WORKER, *placements), shape)
 
 
+_SERVERS = Mesh("server", (("rows", 1),))
+
+
 @dataclass(frozen=True)
 class Meshes:
     """The meshes among which operators are divided: their axes have the same names, in the same order.
@@ -171,8 +174,8 @@ class Meshes:
     each: tuple[Mesh, ...]
 
     def of(self, site: Site) -> Mesh:
-        """Return the mesh of a site; of servers, which divide nothing so, the first of the workers'."""
-        return self._by_name.get(site, self.each[0])
+        """Return the mesh of a site. How servers divide rows is not known yet: theirs has one place."""
+        return self._by_name.get(site, _SERVERS)
 
     @cached_property
     def _by_name(self) -> dict[Site, Mesh]:

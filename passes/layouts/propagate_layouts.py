@@ -17,9 +17,16 @@ import onnx_graphsurgeon as gs
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
 from partc.passes.layouts.decide_layouts import Decision, run_whole
 from partc.passes.layouts.decide_node import decide_node
-from partc.passes.layouts.decide_on_servers import run_on_workers
 from partc.passes.layouts.laid_out_graph import WHOLE_ON_WORKERS, LaidOutGraph
-from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, Split
+from partc.passes.layouts.layouts import (
+    REPLICAS,
+    WORKER,
+    Layout,
+    PerReplica,
+    Replicate,
+    Split,
+    served_rows,
+)
 from partc.passes.rules.sharding_rules import is_sum_rows
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.variables import DrawnInput
@@ -29,24 +36,24 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
     """Fill `layouts` and `decisions`. Raises NotServable if an update cannot run on servers."""
     _place_inputs(graph, per_replica)
     sparse = sparse_readers(graph)
-    pushed = _pushed_gradients(graph)
-    on_workers = _post_aggregation_on_workers(graph, sparse, pushed)
+    graph.pushed = _pushed_gradients(graph)
+    on_workers = _post_aggregation_on_workers(graph, sparse)
     for node in graph.training.graph.nodes:
-        decision = decide(graph, node, sparse, pushed)
+        decision = decide(graph, node, sparse)
         if node.name in on_workers and decision.site == "server":
-            decision = run_on_workers(decision)
+            results = zip(node.outputs, decision.outputs, strict=True)
+            graph.pushed.update((tensor.name, rows.rows_of) for tensor, rows in results if rows.rows_of)
+            decision = run_whole(node, WORKER)
         graph.decisions[node.name] = decision
         for tensor, layout in zip(node.outputs, decision.outputs, strict=True):
             graph.layouts[tensor.name] = layout
 
 
-def decide(
-    graph: LaidOutGraph, node: gs.Node, sparse: Mapping[str, str], pushed: Mapping[str, str]
-) -> Decision:
+def decide(graph: LaidOutGraph, node: gs.Node, sparse: Mapping[str, str]) -> Decision:
     """Decide how a node runs whose operands have layouts: what is known before anything runs is whole."""
     if all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
         return run_whole(node, graph.configuration.site_of(node.name))
-    return decide_node(graph, node, sparse, pushed)
+    return decide_node(graph, node, sparse)
 
 
 def home_of(graph: LaidOutGraph, variable: str) -> Layout:
@@ -78,7 +85,7 @@ def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
         graph.layouts[name] = Layout(first, PerReplica() if is_own else Replicate())
     for name in graph.training.variables:
         owner = graph.synchronised.owner.get(name)
-        graph.layouts[name] = Layout("server", Owned(owner)) if owner else home_of(graph, name)
+        graph.layouts[name] = served_rows(owner) if owner else home_of(graph, name)
 
 
 def _check_divides(graph: LaidOutGraph, name: str, split: Split, is_own: bool) -> None:
@@ -155,15 +162,13 @@ def _pushed_gradients(graph: LaidOutGraph) -> dict[str, str]:
     }
 
 
-def _post_aggregation_on_workers(
-    graph: LaidOutGraph, sparse: Mapping[str, str], pushed: Mapping[str, str]
-) -> set[str]:
+def _post_aggregation_on_workers(graph: LaidOutGraph, sparse: Mapping[str, str]) -> set[str]:
     """Return the nodes between a summed gradient and what owners keep, where workers are to run them."""
     chosen = graph.synchronised.chosen
     on_workers = {p for p, how in chosen.items() if how.post_aggregation == "worker"}
     if not on_workers:
         return set()
-    summed = {dense: parameter for dense, parameter in pushed.items() if parameter in on_workers}
+    summed = {dense: parameter for dense, parameter in graph.pushed.items() if parameter in on_workers}
     owned = set(graph.synchronised.owner)
     updates: set[str] = set()
     nodes: list[gs.Node] = []

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.exchange_rows import push_slices
 from partc.passes.indexed_rows.route_rows import INT64
-from partc.passes.layouts.layouts import Gathered, Layout, Owned
+from partc.passes.layouts.layouts import Layout, served_rows
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 
@@ -23,13 +23,14 @@ def has_parameter_rows(lowering: Lowering, tensor: str, parameter: str) -> bool:
     return tensor in lowering.facts.fixed_shapes and lowering.facts.shape(tensor)[:1] == (rows,)
 
 
-def gather_owned(lowering: Lowering, tensor: str, owned: Owned, target: Layout) -> gs.Tensor:
+def gather_owned(lowering: Lowering, tensor: str, parameter: str) -> gs.Tensor:
     """Return on every worker what the servers own of a tensor."""
-    piece = lowering.need(tensor, Layout("server", owned))
+    target = Layout("worker")
+    piece = lowering.need(tensor, served_rows(parameter))
     out = lowering.out
     result = gs.Variable(lowering.value_name(tensor, target), dtype=piece.dtype)
-    if has_parameter_rows(lowering, tensor, owned.parameter):
-        out.communicate("Pull", [piece], [result], owner=owned.parameter)
+    if has_parameter_rows(lowering, tensor, parameter):
+        out.communicate("Pull", [piece], [result], owner=parameter)
         return result
     shared = gs.Variable(f"{result.name}.shared", dtype=piece.dtype)
     counts = gs.Variable(f"{result.name}.shared.counts", dtype=INT64)
@@ -38,38 +39,37 @@ def gather_owned(lowering: Lowering, tensor: str, owned: Owned, target: Layout) 
     out.communicate("ShareRows", [piece], [shared], received_counts=counts)
     spread = gs.Variable(f"{result.name}.counts", dtype=INT64)
     out.communicate("SpreadRows", [shared], [result], received_counts=spread)
-    lowering.gathered.setdefault(owned.parameter, counts)
+    lowering.gathered.setdefault(parameter, counts)
     return result
 
 
-def take_owned_slices(lowering: Lowering, tensor: str, gathered: Gathered) -> gs.Tensor:
+def take_owned_slices(lowering: Lowering, tensor: str, parameter: str) -> gs.Tensor:
     """Return each server's part of what workers computed from all servers' slices."""
     out = lowering.out
-    whole = lowering.need(tensor, Layout("worker", gathered))
-    owned = Owned(gathered.parameter)
+    whole = lowering.need(tensor, Layout("worker"))
     fed = gs.Variable(f"{tensor}.fed", dtype=whole.dtype)
     out.nbytes.setdefault(whole.name, lowering.facts.nbytes(tensor))
     counts = gs.Variable(f"{tensor}.fed.counts", dtype=INT64)
     out.communicate("FeedRows", [whole], [fed], received_counts=counts)
-    name = f"{tensor}.own.{gathered.parameter}"
-    ends, first = out.row_ends(gathered.parameter), out.first_row(gathered.parameter)
+    name = f"{tensor}.own.{parameter}"
+    ends, first = out.row_ends(parameter), out.first_row(parameter)
     is_before = out.emit("LessOrEqual", [ends, first], f"{name}.is_before", np.dtype(bool), "server")
     ones = out.emit("Cast", [is_before], f"{name}.ones", INT64, "server", to=7)
-    before = out.emit("Mul", [lowering.gathered[gathered.parameter], ones], f"{name}.before", INT64, "server")
+    before = out.emit("Mul", [lowering.gathered[parameter], ones], f"{name}.before", INT64, "server")
     axis = constant(f"{name}.axis", [0], np.int64)
     start = out.emit("ReduceSum", [before, axis], f"{name}.start", INT64, "server", keepdims=1)
-    ids, _ = push_slices(lowering, owned)
+    ids, _ = push_slices(lowering, parameter)
     length = out.emit("Shape", [ids], f"{name}.length", INT64, "server", start=0, end=1)
     end = out.emit("Add", [start, length], f"{name}.end", INT64, "server")
-    value = lowering.value_name(tensor, Layout("server", owned))
+    value = lowering.value_name(tensor, served_rows(parameter))
     return out.emit("Slice", [fed, start, end, axis], value, whole.dtype, "server")
 
 
-def slice_owned_rows(lowering: Lowering, node: gs.Node, owned: Owned) -> gs.Tensor:
+def slice_owned_rows(lowering: Lowering, node: gs.Node, parameter: str) -> gs.Tensor:
     """Cut rows [start, end) of a variable where they are: every owner has those of its range."""
     out = lowering.out
-    rows = lowering.need(node.inputs[0].name, Layout("server", owned))
-    first, count = out.first_row(owned.parameter), out.row_count(owned.parameter)
+    rows = lowering.need(node.inputs[0].name, served_rows(parameter))
+    first, count = out.first_row(parameter), out.row_count(parameter)
     bounds = row_range(lowering, node)
     zero = constant(f"{node.name}.zero", [0], np.int64)
     local: list[gs.Tensor] = []
@@ -79,7 +79,7 @@ def slice_owned_rows(lowering: Lowering, node: gs.Node, owned: Owned) -> gs.Tens
         offset = out.emit("Sub", [spelled, first], f"{name}.offset", INT64, "server")
         inside = out.emit("Max", [offset, zero], f"{name}.inside", INT64, "server")
         local.append(out.emit("Min", [inside, count], f"{name}.local", INT64, "server"))
-    value = lowering.value_name(node.outputs[0].name, Layout("server", owned))
+    value = lowering.value_name(node.outputs[0].name, served_rows(parameter))
     return out.emit("Slice", [rows, *local, zero], value, rows.dtype, "server")
 
 

@@ -11,11 +11,9 @@ from partc.passes.graph.facts import TensorFacts
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
-    REPLICAS,
     WORKER,
     Layout,
     Overlapping,
-    Owned,
     Placement,
     Replicate,
     Split,
@@ -120,8 +118,6 @@ def _local_shape(tensor: TensorFacts, mesh: Mesh, layout: Layout) -> tuple[int |
     if not tensor.has_fixed_shape:
         return tuple(None for _ in tensor.shape)
     shape: list[int | None] = [size or None for size in _local_sizes(tensor.shape, mesh, layout)]
-    if isinstance(layout.along(REPLICAS), Owned):
-        shape[0] = None
     for axis in layout.varying():
         shape[axis] = None
     return tuple(shape)

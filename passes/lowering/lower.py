@@ -322,7 +322,7 @@ class _Lowerer(Lowering):
 def _as_fetched(graph: LaidOutGraph, output: str, site: Site) -> Layout:
     """Return how an output is handed out: as replicas have it, and whole along other axes."""
     placement = graph.layout(output).along(REPLICAS)
-    if isinstance(placement, Split) and placement.outer == 1:
+    if isinstance(placement, Split) and placement.outer == 1 and not placement.rows_of:
         return Layout(site, graph.cut_at(site, output, REPLICAS, placement))
     return Layout(site, placement if isinstance(placement, PerReplica) else Replicate())
 

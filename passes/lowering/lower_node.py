@@ -19,7 +19,14 @@ from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices,
 from partc.passes.indexed_rows.request_rows import request_rows, run_on_requested_rows
 from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.decide_on_servers import slices_rows
-from partc.passes.layouts.layouts import REPLICAS, Layout, Owned, PerReplica, Replicate, RequestedRows
+from partc.passes.layouts.layouts import (
+    REPLICAS,
+    Layout,
+    PerReplica,
+    Replicate,
+    RequestedRows,
+    served_rows,
+)
 from partc.passes.lowering.gather_owned import slice_owned_rows
 from partc.passes.lowering.local_sizes import uneven_parts
 from partc.passes.lowering.local_windows import finish_part, local_node, operands_of
@@ -45,8 +52,8 @@ def lower_node(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs
     if isinstance(decision.outputs[0].along(REPLICAS), RequestedRows):
         is_first = not isinstance(decision.inputs[0].along(REPLICAS), RequestedRows)
         return [(request_rows if is_first else run_on_requested_rows)(lowering, node, decision)]
-    if slices_rows(node, lowering.facts) and isinstance(owned := decision.inputs[0].along(REPLICAS), Owned):
-        return [slice_owned_rows(lowering, node, owned)]
+    if slices_rows(node, lowering.facts) and (parameter := decision.inputs[0].rows_of):
+        return [slice_owned_rows(lowering, node, parameter)]
     if decision.site == "server" and _routes_slices(node, decision):
         return _lower_routed(lowering, node, decision)
     return _emit(lowering, node, decision, _operands(lowering, node, decision))
@@ -220,16 +227,15 @@ def _local_sizes(
 ) -> gs.Tensor:
     """Return the shape argument for one rank's piece of the output."""
     layout = decision.outputs[output]
-    owned = layout.along(REPLICAS)
     sizes = lowering.facts.shape(node.outputs[output].name)
     spelled = lowering.facts.value(tensor.name)
     offset = len(sizes) - (len(spelled) if spelled is not None else len(sizes))
     name = f"{whole.name}.of.{node.name}.{decision.site}"
     if decision != lowering.graph.decisions[node.name]:
         name = f"{name}.{tag(layout)}"
-    if isinstance(owned, Owned):
+    if layout.rows_of:
         is_found = spelled is not None and (offset or spelled[0] != sizes[0])
-        return whole if is_found else _owned_sizes(lowering, whole, owned, name)
+        return whole if is_found else _owned_sizes(lowering, whole, layout.rows_of, name)
     # -1 or 0: the op finds the size itself. Expand may spell fewer axes than the operand has.
     if spelled is not None and layout.uneven():
         numbers = [
@@ -255,10 +261,10 @@ def _local_sizes(
     return lowering.out.emit("Div", [whole, parts], name, np.dtype(np.int64), decision.site)
 
 
-def _owned_sizes(lowering: Lowering, whole: gs.Tensor, placement: Owned, name: str) -> gs.Tensor:
+def _owned_sizes(lowering: Lowering, whole: gs.Tensor, parameter: str, name: str) -> gs.Tensor:
     """Put the number of owned rows in the place of axis 0."""
     int64 = np.dtype(np.int64)
-    rows = lowering.out.row_count(placement.parameter)
+    rows = lowering.out.row_count(parameter)
     rest = [
         constant(f"{name}.{bound}", [value], np.int64)
         for bound, value in (("start", 1), ("end", np.iinfo(np.int64).max), ("axis", 0))
@@ -268,34 +274,34 @@ def _owned_sizes(lowering: Lowering, whole: gs.Tensor, placement: Owned, name: s
 
 
 def _routes_slices(node: gs.Node, decision: Decision) -> bool:
-    is_owned = all(isinstance(layout.along(REPLICAS), Owned) for layout in decision.inputs)
-    return is_owned and (is_sum_rows(node) or decision.offset_ids or node.op == "ScatterND")
+    are_rows = all(layout.rows_of for layout in decision.inputs)
+    return are_rows and (is_sum_rows(node) or node.op in ("Gather", "ScatterND"))
 
 
 def _lower_routed(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
     """Lower an op on indexed slices where they were routed to: on the server that owns the rows."""
-    owned = decision.inputs[0].along(REPLICAS)
-    assert isinstance(owned, Owned)
-    gradient = lowering.graph.training.gradients[owned.parameter]
+    parameter = decision.inputs[0].rows_of
+    here = served_rows(parameter)
+    gradient = lowering.graph.training.gradients[parameter]
     if is_sum_rows(node):
-        return list(push_slices(lowering, owned))
+        return list(push_slices(lowering, parameter))
     if node.op == "Gather":
-        table, ids = (lowering.need(t.name, Layout("server", owned)) for t in node.inputs)
-        return _emit(lowering, node, decision, [table, _offset(lowering, ids, owned)])
+        table, ids = (lowering.need(t.name, here) for t in node.inputs)
+        return _emit(lowering, node, decision, [table, _offset(lowering, ids, parameter)])
     if node.inputs[2].name == gradient.rows:
-        ids, rows = push_slices(lowering, owned)
+        ids, rows = push_slices(lowering, parameter)
         last = constant(f"{node.name}.last", [1], np.int64)
         name = f"{node.name}.positions"
         positions = lowering.out.emit("Unsqueeze", [ids, last], name, ids.dtype, "server")
     else:
-        positions, rows = (lowering.need(t.name, Layout("server", owned)) for t in node.inputs[1:])
-    table = lowering.need(node.inputs[0].name, Layout("server", owned))
-    return _emit(lowering, node, decision, [table, _offset(lowering, positions, owned), rows])
+        positions, rows = (lowering.need(t.name, here) for t in node.inputs[1:])
+    table = lowering.need(node.inputs[0].name, here)
+    return _emit(lowering, node, decision, [table, _offset(lowering, positions, parameter), rows])
 
 
-def _offset(lowering: Lowering, ids: gs.Tensor, owned: Owned) -> gs.Tensor:
-    """Turn ids of the whole table into positions among the owned rows."""
-    first = lowering.out.first_row(owned.parameter)
+def _offset(lowering: Lowering, ids: gs.Tensor, parameter: str) -> gs.Tensor:
+    """Turn ids of the whole table into positions among a server's rows."""
+    first = lowering.out.first_row(parameter)
     return lowering.out.emit("Sub", [ids, first], f"{ids.name}.local", np.dtype(np.int64), "server")
 
 

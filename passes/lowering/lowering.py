@@ -13,10 +13,8 @@ from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
     MICROBATCHES,
     REPLICAS,
-    Gathered,
     Layout,
     Overlapping,
-    Owned,
     Partial,
     PerReplica,
     Placement,
@@ -38,8 +36,6 @@ TAGS = {
     Widened: "wide",
     Overlapping: "overlap",
     PerReplica: "replica",
-    Owned: "owned",
-    Gathered: "gathered",
     RequestedRows: "asked",
 }
 
@@ -152,6 +148,8 @@ def _tag_along(placement: Placement) -> str:
         kind = "" if placement.fill == "zero" else placement.fill
         ranges = "_".join(f"{start}:{stop}" for start, stop in placement.ranges)
         return f"{tag}{placement.axis}.{ranges}{kind}"
+    if isinstance(placement, Split) and placement.rows_of:
+        return "owned"
     if isinstance(placement, Split):
         uneven = f".{placement.uneven}" if placement.uneven else ""
         return f"{tag}{placement.axis}.{placement.outer}{uneven}"

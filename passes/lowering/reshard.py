@@ -23,14 +23,13 @@ import onnx_graphsurgeon as gs
 from partc.passes.indexed_rows.request_rows import return_rows
 from partc.passes.layouts.layouts import (
     REPLICAS,
-    Gathered,
     Layout,
-    Owned,
     Partial,
     PerReplica,
     Replicate,
     RequestedRows,
     Split,
+    served_rows,
 )
 from partc.passes.lowering.cut_part import Fold, cut_part, local_blocks
 from partc.passes.lowering.exchange import exchange
@@ -49,18 +48,21 @@ INT64 = np.dtype(np.int64)
 
 def reshard(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> gs.Tensor:
     """Return the value that holds `tensor` as wanted, communicating as little as is known."""
-    source, placement = native.along(REPLICAS), target.along(REPLICAS)
-    if isinstance(source, RequestedRows):
+    if isinstance(source := native.along(REPLICAS), RequestedRows):
         back = Layout("worker", source.returned)
         return (
             return_rows(lowering, tensor, source)
             if target == back
             else reshard(lowering, tensor, back, target)
         )
-    if isinstance(placement, Gathered):
-        return gather_owned(lowering, tensor, Owned(placement.parameter), target)
-    if isinstance(placement, Owned):
+    if target.rows_of:
         return _to_owners(lowering, tensor, native, target)
+    if isinstance(source, Partial) and lowering.graph.is_pushed(tensor, REPLICAS):
+        return (
+            gather_owned(lowering, tensor, lowering.graph.pushed[tensor])
+            if target == WORKER_WHOLE
+            else reshard(lowering, tensor, WORKER_WHOLE, target)
+        )
     if any(beyond.within != beyond for _, beyond in target.overlapping()):
         return pad_overlapping(lowering, tensor, target)
     if "server" in (native.site, target.site) and native.site != target.site:
@@ -75,8 +77,6 @@ def reshard(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> 
             return _to_stage(lowering, tensor, sent, target)
         else:
             native = Layout(target.site, *sent.placements)
-    if isinstance(source, Gathered) and isinstance(placement, Replicate):
-        return lowering.need(tensor, native)
     if target.widened():
         return widen(lowering, tensor, native, target)
     if target.overlapping():
@@ -206,8 +206,8 @@ def _all_reduce(lowering: Lowering, tensor: str, target: Layout, change: LayoutC
 def _to_other_site(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> gs.Tensor:
     if not target.is_whole:
         return reshard(lowering, tensor, WORKER_WHOLE, target)
-    if isinstance(owned := native.along(REPLICAS), Owned):
-        return gather_owned(lowering, tensor, owned, target)
+    if native.rows_of:
+        return gather_owned(lowering, tensor, native.rows_of)
     operand = lowering.need(tensor, Layout(native.site))
     result = _result(lowering, tensor, target)
     op = "ToServers" if target.site == "server" else "ToWorkers"
@@ -216,28 +216,27 @@ def _to_other_site(lowering: Lowering, tensor: str, native: Layout, target: Layo
 
 
 def _to_owners(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> gs.Tensor:
-    owned, source = target.along(REPLICAS), native.along(REPLICAS)
-    assert isinstance(owned, Owned)
-    if native.site == "worker" and isinstance(source, Partial):
+    parameter = target.rows_of
+    if native.site == "worker" and isinstance(native.along(REPLICAS), Partial):
         operand = lowering.need(tensor, native)
         result = _result(lowering, tensor, target)
-        lowering.out.communicate("Push", [operand], [result], owner=owned.parameter)
+        lowering.out.communicate("Push", [operand], [result], owner=parameter)
         return result
-    if isinstance(source, Gathered) and not has_parameter_rows(lowering, tensor, owned.parameter):
-        return take_owned_slices(lowering, tensor, source)
-    constant_rows = _make_owned_constant(lowering, tensor, owned)
+    if tensor in lowering.graph.pushed and not has_parameter_rows(lowering, tensor, parameter):
+        return take_owned_slices(lowering, tensor, parameter)
+    constant_rows = _make_owned_constant(lowering, tensor, parameter)
     if constant_rows is not None:
         return constant_rows
     whole = lowering.need(tensor, SERVER_WHOLE)
-    first = lowering.out.first_row(owned.parameter)
-    rows = lowering.out.row_count(owned.parameter)
-    end = lowering.out.emit("Add", [first, rows], f"{tensor}.end.{owned.parameter}", INT64, "server")
-    axis = constant(f"{tensor}.axis.{owned.parameter}", [0], np.int64)
+    first = lowering.out.first_row(parameter)
+    rows = lowering.out.row_count(parameter)
+    end = lowering.out.emit("Add", [first, rows], f"{tensor}.end.{parameter}", INT64, "server")
+    axis = constant(f"{tensor}.axis.{parameter}", [0], np.int64)
     name = lowering.value_name(tensor, target)
     return lowering.out.emit("Slice", [whole, first, end, axis], name, whole.dtype, "server")
 
 
-def _make_owned_constant(lowering: Lowering, tensor: str, owned: Owned) -> gs.Tensor | None:
+def _make_owned_constant(lowering: Lowering, tensor: str, parameter: str) -> gs.Tensor | None:
     """Make the owned rows of a constant that an op spells by its shape."""
     producers = lowering.source(tensor).inputs
     if not producers or producers[0].op not in ("ConstantOfShape", "Expand"):
@@ -246,11 +245,11 @@ def _make_owned_constant(lowering: Lowering, tensor: str, owned: Owned) -> gs.Te
     shape = lowering.facts.shape(tensor)
     if node.op == "Expand" and len(lowering.facts.shape(node.inputs[0].name)) >= len(shape):
         return None
-    sizes = constant(f"{tensor}.row_shape.{owned.parameter}", list(shape[1:]), np.int64)
-    rows = lowering.out.row_count(owned.parameter)
-    name = f"{tensor}.shape.{owned.parameter}"
+    sizes = constant(f"{tensor}.row_shape.{parameter}", list(shape[1:]), np.int64)
+    rows = lowering.out.row_count(parameter)
+    name = f"{tensor}.shape.{parameter}"
     row_shape = lowering.out.emit("Concat", [rows, sizes], name, INT64, "server", axis=0)
-    value = lowering.value_name(tensor, Layout("server", owned))
+    value = lowering.value_name(tensor, served_rows(parameter))
     dtype = lowering.facts.dtypes[tensor]
     operands = [lowering.need(t.name, SERVER_WHOLE) for t in node.inputs[:-1]]
     return lowering.out.emit(node.op, [*operands, row_shape], value, dtype, "server", **node.attrs)

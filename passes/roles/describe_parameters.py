@@ -10,7 +10,7 @@ from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
 from partc.passes.graph.training_graph import Gradient
 from partc.passes.indexed_rows.indexed_slices import pairs_of
-from partc.passes.layouts.layouts import REPLICAS, Gathered, Layout, Split
+from partc.passes.layouts.layouts import REPLICAS, WORKER, Layout, Split
 from partc.passes.roles.find_boundary_ops import BoundaryOps, find_boundary_ops
 from partc.passes.roles.prove_zero_rows import ignores_zero_rows
 
@@ -30,9 +30,15 @@ def describe_parameters(analysis: Analysis) -> tuple[SyncFacts, ...]:
 def _with_post_aggregation(analysis: Analysis) -> set[str]:
     """Return the parameters whose summed gradients are changed before anything reads what owners keep."""
     served = {name: Synchronisation("servers", post_aggregation="worker") for name in analysis.servable}
-    decisions = lay_out(analysis, served).decisions.values()
-    placements = [layout.along(REPLICAS) for decision in decisions for layout in decision.inputs]
-    return {placement.parameter for placement in placements if isinstance(placement, Gathered)}
+    graph = lay_out(analysis, served)
+    on_workers = [
+        node
+        for node in analysis.training.graph.nodes
+        if node.name not in analysis.main and graph.decisions[node.name].site == WORKER
+    ]
+    rows_of = {name: layout.rows_of for name, layout in graph.layouts.items() if layout.rows_of}
+    rows_of |= graph.pushed
+    return {rows_of[t.name] for node in on_workers for t in node.inputs if t.name in rows_of}
 
 
 def _slot_bytes(analysis: Analysis) -> Mapping[str, int]:

@@ -21,7 +21,6 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from partc.passes.cpu_kernels.block_updates import BLOCKABLE_OPS
-from partc.passes.layouts.layouts import REPLICAS, Owned
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.kernels import KernelNamer, Shape, absorbed_transposes
 from partc.passes.scheduling.prove_in_place import SCATTERS
@@ -97,7 +96,7 @@ class WorkCounter:
 
     def _count(self, node: gs.Node, cached: AbstractSet[str]) -> tuple[Counts, int]:
         """Return what a node computes, touches, streams and sorts, and how many nodes it is."""
-        flops, touched = self._lowered.flops.get(node.name, 0), self._touched(node, cached)
+        flops, touched = self._flops(node), self._touched(node, cached)
         body_nodes, sorts = self._body_of(node.op)
         streamed = touched if flops < LEAST_RIDGE * touched else 0
         return (flops, touched, streamed, self._elements(node.inputs[0]) if sorts else 0), body_nodes
@@ -130,9 +129,17 @@ class WorkCounter:
         known = self._lowered.nbytes.get(tensor.name, 0)
         if not known:
             return self._assumed.get(tensor.name, 0)
+        return known // self._servers if self._is_in_rows(tensor) else known
+
+    def _flops(self, node: gs.Node) -> int:
+        flops = self._lowered.flops.get(node.name, 0)
+        in_rows = any(self._is_in_rows(tensor) for tensor in (*node.inputs, *node.outputs))
+        return flops // self._servers if in_rows else flops
+
+    def _is_in_rows(self, tensor: gs.Tensor) -> bool:
+        """Tell whether servers divide a tensor by the rows of a parameter."""
         meaning = self._lowered.meanings.get(tensor.name)
-        is_owned = meaning is not None and isinstance(meaning[1].along(REPLICAS), Owned)
-        return known // self._servers if is_owned else known
+        return meaning is not None and bool(meaning[1].rows_of)
 
     def _assume(self, node: gs.Node) -> None:
         """Give results that have no size one."""

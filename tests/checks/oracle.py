@@ -27,7 +27,6 @@ from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,
     Overlapping,
-    Owned,
     Partial,
     PerReplica,
     Replicate,
@@ -323,6 +322,8 @@ def _combine(
     Copies are all kept, to be compared.
     """
     placement = layout.along(axis)
+    if isinstance(placement, Split) and placement.rows_of:
+        return [np.concatenate(group)]
     if isinstance(placement, Split):
         blocks = placement.outer
         splits = [(other, split) for other, split in layout.splits() if split.axis == placement.axis]
@@ -340,8 +341,6 @@ def _combine(
         return _merge(group, placement)
     if isinstance(placement, Partial):
         return [reduce(COMBINE[placement.reduction], group)]
-    if isinstance(placement, Owned):
-        return [np.concatenate(group)]
     are_copies = axis > 0 and all(np.array_equal(copy, group[0], equal_nan=True) for copy in group)
     return group[:1] if are_copies else group
 

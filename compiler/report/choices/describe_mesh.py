@@ -149,7 +149,7 @@ def _parted(compilation: Compilation, meshes: Meshes) -> tuple[PartedVariables, 
     boxes = {piece.variable: piece.box for rank in compilation.plan.ranks for piece in rank.pieces}
     for state in compilation.lowered.states:
         layout, shape = compilation.lowered.meanings[state.value][1], shapes[state.variable]
-        if layout.splits():
+        if layout.splits() and not layout.rows_of:
             mesh = meshes.of(layout.site)
             split = join_words([_split(mesh, axis, split) for axis, split in layout.splits()])
             part = local_shape(shape, boxes[state.variable])

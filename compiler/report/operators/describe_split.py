@@ -12,7 +12,7 @@ import numpy as np
 
 from partc.compiler.report.units import count, join_words
 from partc.passes.layouts.decide_layouts import AxisDecision, Decision
-from partc.passes.layouts.layouts import REPLICAS, Owned, Partial, PerReplica, Split
+from partc.passes.layouts.layouts import REPLICAS, Partial, PerReplica, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.runtime.plan.program import Plan, Site
 
@@ -87,9 +87,7 @@ class SplitDescriber:
         return DividedNode(words, rows, prod(parts.values()) // rows, together, tuple(grid.ravel().tolist()))
 
     def _on_servers(self, decision: Decision) -> DividedNode:
-        owned = any(
-            isinstance(layout.along(REPLICAS), Owned) for layout in (*decision.inputs, *decision.outputs)
-        )
+        owned = any(layout.rows_of for layout in (*decision.inputs, *decision.outputs))
         servers = len(self._servers)
         if not owned or servers == 1:
             return self.whole_at(("server",))

@@ -128,7 +128,7 @@ def nodes_without_samples(
     others: set[tuple[str, Split]] = set()  # tensors and how they are split, where that is of no samples
     for node in nodes:
         decision = decisions.get(node.name)
-        if decision is None or not decision.axes:
+        if decision is None or not decision.axes or decision.site == "server":
             continue
         along = decision.axes[REPLICAS]
         inputs, outputs = (

@@ -7,7 +7,7 @@ import pytest
 
 from partc.compiler.output.annotate import annotate
 from partc.passes.layouts.configuration import data_parallel
-from partc.passes.layouts.layouts import Layout, Owned, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Replicate, Split, served_rows
 from partc.passes.layouts.meshes import Mesh, Meshes
 from tests.builders.graphs.foreign_steps import SGD, TABLE, parse
 from tests.builders.plans.compiled_steps import Compiled, cluster_of, compile_step, import_text
@@ -117,7 +117,7 @@ def test_an_inner_factor_stands_behind_the_outer_one() -> None:
 
 def test_an_owned_table_and_a_whole_tensor() -> None:
     text = "graph (float[10,4] x) => (float[10,4] y, float[10,4] z) { y = Relu (x) z = Abs (x) }"
-    layouts = {"y": Layout("server", Owned("E")), "z": Layout("worker", Replicate())}
+    layouts = {"y": served_rows("E"), "z": Layout("worker", Replicate())}
 
     specs = specs_of(annotate(parse(text), layouts, {"y": (10, 4), "z": (10, 4)}, cluster_of("2x2"), FOUR))
 

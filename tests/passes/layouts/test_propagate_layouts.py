@@ -1,7 +1,7 @@
 import pytest
 
 from partc.passes.layouts.decide_on_servers import NotServable
-from partc.passes.layouts.layouts import Layout, Owned, Partial, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split, served_rows
 from partc.runtime.errors import UnsupportedModel
 from tests.builders.graphs.small_steps import lay_out
 
@@ -51,7 +51,7 @@ def test_what_nothing_splits_is_whole() -> None:
 def test_an_update_runs_where_its_rows_are() -> None:
     layouts = placements(STEP, methods={"W": "servers"})
 
-    assert layouts["W"] == layouts["part"] == layouts["W_next"] == Layout("server", Owned("W"))
+    assert layouts["W"] == layouts["part"] == layouts["W_next"] == served_rows("W")
     assert layouts["dW"] == SUM
     assert layouts["y"].site == "worker"
 

@@ -5,7 +5,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS, sum_rows_function
 from partc.passes.layouts.configuration import data_parallel
-from partc.passes.layouts.layouts import Layout, Owned
+from partc.passes.layouts.layouts import served_rows
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.segment_work import WorkCounter
 
@@ -71,7 +71,7 @@ def test_rows_that_follow_the_data_are_as_large_as_what_they_are_made_of() -> No
 
 def test_each_server_touches_its_part_of_what_servers_own() -> None:
     lowered = LoweredGraph(WORKERS, nbytes={"w": 900, "g": 900, "w_next": 900})
-    lowered.meanings = {name: (name, Layout("server", Owned("w"))) for name in lowered.nbytes}
+    lowered.meanings = {name: (name, served_rows("w")) for name in lowered.nbytes}
     update = [node("Sub", [value("w"), value("g")], value("w_next"))]
 
     assert counter(lowered).count(update, {"w_next"}).touched_bytes == 2700
