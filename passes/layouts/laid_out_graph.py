@@ -74,6 +74,19 @@ class LaidOutGraph:
         """Tell whether servers make the sum of a tensor's terms along a mesh axis."""
         return axis == REPLICAS and tensor in self.pushed
 
+    def is_made_so(self, tensor: str, native: Layout, layout: Layout) -> bool:
+        """Tell whether what makes a tensor natively makes it so, of operands that are summed before."""
+        return layout.site == native.site and all(
+            layout.along(axis) == native.along(axis)
+            or (isinstance(layout.along(axis), Replicate) and self.sums_before(tensor, axis))
+            for axis in range(max(len(native.placements), len(layout.placements)))
+        )
+
+    def has_rows_of(self, tensor: str, parameter: str) -> bool:
+        """Tell whether axis 0 of a tensor is axis 0 of a parameter, and not that of slices."""
+        rows = self.training.variables[parameter].shape[0]
+        return tensor in self.facts.fixed_shapes and self.facts.shape(tensor)[:1] == (rows,)
+
     def has_fixed_pieces(self, tensor: str, *layouts: Layout) -> bool:
         """Tell whether the sizes of a tensor's pieces are known, whatever the data, and in some layouts the
         same on all ranks."""

@@ -10,30 +10,28 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.layouts import WORKER, Layout, Replicate, Split
-from partc.passes.lowering.last_change import LayoutChange
+from partc.passes.layouts.reshard import Transfer
 from partc.passes.lowering.lowered_graph import Number, PartNumber, constant
 from partc.passes.lowering.lowering import Lowering
 
 INT64 = np.dtype(np.int64)
 
 
-def cut_part(
-    lowering: Lowering, tensor: str, whole: gs.Tensor, target: Layout, change: LayoutChange
-) -> gs.Tensor:
+def cut_part(lowering: Lowering, tensor: str, whole: gs.Tensor, transfer: Transfer) -> gs.Tensor:
     """Cut a part along a mesh axis out of a tensor that is whole there."""
-    split = target.along(change.axis)
+    target, split = transfer.target, transfer.target.along(transfer.axis)
     assert isinstance(split, Split)
     name = lowering.value_name(tensor, target)
     if isinstance(whole, gs.Constant) and not split.uneven and _is_uniform(whole, split.axis):
-        length = whole.values.shape[split.axis] // lowering.graph.meshes.size(target.site, change.axis)
+        length = whole.values.shape[split.axis] // lowering.graph.meshes.size(target.site, transfer.axis)
         return gs.Constant(name, whole.values.take(range(length), axis=split.axis))
-    sizes = lowering.local_sizes(tensor, change.before)
+    sizes = lowering.local_sizes(tensor, transfer.source)
     if split.outer == 1:
-        return _slice_part(lowering, tensor, whole, split.axis, split, sizes, name, change)
-    fold = Fold(lowering, tensor, change.before, split)
+        return _slice_part(lowering, tensor, whole, split.axis, split, sizes, name, transfer)
+    fold = Fold(lowering, tensor, transfer.source, split)
     front = fold.to_front(whole)
     factor = (sizes[split.axis] // fold.outer,)
-    part = _slice_part(lowering, tensor, front, 0, split, factor, f"{name}.front", change)
+    part = _slice_part(lowering, tensor, front, 0, split, factor, f"{name}.front", transfer)
     return fold.back(part, name)
 
 
@@ -50,15 +48,15 @@ def _slice_part(
     split: Split,
     shape: tuple[int, ...],
     name: str,
-    change: LayoutChange,
+    transfer: Transfer,
 ) -> gs.Tensor:
     """Slice the part out of `axis` of a value, which has the factor in front there."""
-    out, site, mesh_axis = lowering.out, change.before.site, change.axis
+    out, site, mesh_axis = lowering.out, transfer.source.site, transfer.axis
     position = lowering.coordinate(site, mesh_axis)
     ranks = lowering.graph.meshes.size(site, mesh_axis)
     along = constant(f"{name}.axis", [axis], np.int64)
     if split.uneven:
-        part = lowering.part_number(tensor, change.before, split, mesh_axis)
+        part = lowering.part_number(tensor, transfer.source, split, mesh_axis)
         ends = (out.numbers(site, (replace(part, tells=what),)) for what in ("start", "stop"))
         return out.emit("Slice", [whole, *ends, along], name, whole.dtype, site)
     varies = out.shapes.get(whole.name, shape)[axis] is None

@@ -10,20 +10,19 @@ import onnx_graphsurgeon as gs
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import Layout, Partial, PerReplica, Replicate, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
+from partc.passes.layouts.reshard import Transfer
 from partc.passes.lowering.lowering import Lowering
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.moves import find_moves, region_of
 from partc.runtime.plan.program import Exchange, Move, Region
 
 
-def exchange(lowering: Lowering, tensor: str, source: Layout, target: Layout) -> gs.Tensor:
+def exchange(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor:
     """Return the value that holds a tensor as wanted on another mesh.
 
     Raises UnsupportedModel where the sizes of its pieces follow the data.
     """
-    axis = lowering.graph.meshes.microbatch_axis
-    if axis is not None:  # it is sent as often as it is made: whole micro-batches, or parts of each
-        source = source.with_along(axis, target.along(axis))
+    source, target = transfer.source, transfer.target
     if not lowering.graph.has_fixed_pieces(tensor):
         raise UnsupportedModel(
             "a tensor whose size is not known when compiling goes between devices of operators' own",

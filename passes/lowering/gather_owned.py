@@ -14,14 +14,6 @@ from partc.passes.layouts.layouts import Layout, served_rows
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 
-SERVER_WHOLE = Layout("server")
-
-
-def has_parameter_rows(lowering: Lowering, tensor: str, parameter: str) -> bool:
-    """Tell whether axis 0 of an owned tensor is axis 0 of the parameter."""
-    rows = lowering.graph.training.variables[parameter].shape[0]
-    return tensor in lowering.facts.fixed_shapes and lowering.facts.shape(tensor)[:1] == (rows,)
-
 
 def gather_owned(lowering: Lowering, tensor: str, parameter: str) -> gs.Tensor:
     """Return on every worker what the servers own of a tensor."""
@@ -29,7 +21,7 @@ def gather_owned(lowering: Lowering, tensor: str, parameter: str) -> gs.Tensor:
     piece = lowering.need(tensor, served_rows(parameter))
     out = lowering.out
     result = gs.Variable(lowering.value_name(tensor, target), dtype=piece.dtype)
-    if has_parameter_rows(lowering, tensor, parameter):
+    if lowering.graph.has_rows_of(tensor, parameter):
         out.communicate("Pull", [piece], [result], owner=parameter)
         return result
     shared = gs.Variable(f"{result.name}.shared", dtype=piece.dtype)

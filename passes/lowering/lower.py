@@ -3,7 +3,7 @@
     need(tensor, layout)   the tensor in its native layout: lower the node that makes it, asking for
                            its operands as the node's decision says
                            in another layout: a copy made locally if that costs no message, else a
-                           communication (passes/lowering/reshard.py)
+                           communication (passes/lowering/transfer_tensors.py)
 
 Everything is made once per layout. What nobody needs is never communicated.
 """
@@ -25,12 +25,12 @@ from partc.passes.layouts.decide_layouts import (
     whole_axis,
 )
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
+from partc.passes.layouts.last_change import last_change
 from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, PerReplica, Replicate, Split
-from partc.passes.lowering.last_change import last_change
 from partc.passes.lowering.lower_node import lower_node
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.lowering.lowering import Lowering
-from partc.passes.lowering.reshard import reshard
+from partc.passes.lowering.transfer_tensors import transfer_tensor
 from partc.passes.microbatches.find_repeated import REARRANGING
 from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.runtime.plan.program import Site
@@ -161,7 +161,7 @@ class _Lowerer(Lowering):
                 return gs.Constant(f"{tensor}.value", constant)
         native = self.native(tensor, layout.site)
         if layout != native and not self._can_make(tensor, layout):
-            return reshard(self, tensor, native, layout)
+            return transfer_tensor(self, tensor, native, layout)
         if not source.inputs:
             return self._leaf(source, layout)
         node = source.inputs[0]
@@ -187,11 +187,7 @@ class _Lowerer(Lowering):
             return native.is_whole and layout.is_whole and tensor in self._on_every_rank
         if native.is_whole:
             return layout.is_whole and tensor in self._on_every_rank
-        return all(
-            layout.along(axis) == native.along(axis)
-            or (isinstance(layout.along(axis), Replicate) and self.graph.sums_before(tensor, axis))
-            for axis in range(max(len(native.placements), len(layout.placements)))
-        )
+        return self.graph.is_made_so(tensor, native, layout)
 
     def lower(self, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
         """Lower a node as decided, once, and return its outputs."""

@@ -12,8 +12,8 @@ ends: how much is data, so that all ranks share one segment.
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import Layout, Overlapping, Replicate, Split
-from partc.passes.lowering.exchange import exchange
+from partc.passes.layouts.layouts import Overlapping
+from partc.passes.layouts.reshard import Transfer
 from partc.passes.lowering.lowered_graph import Number, PlaceNumber
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.rules.sharding_rule import Fill
@@ -22,40 +22,27 @@ from partc.runtime.plan.program import Site
 Pads = dict[int, tuple[Number, Number]]  # tensor axis -> entries added before and behind; fewer than 0: cut
 
 
-def overlap(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> gs.Tensor:
-    """Return the value that holds `tensor` with parts that overlap within it along axes of the mesh."""
-    for axis, overlapping in target.overlapping():
-        own = native.along(axis)
-        if not (isinstance(own, Split) and (own.axis, own.outer) == (overlapping.axis, 1)):
-            return _cut(lowering, tensor, target, axis, overlapping)
-    source = target
-    for axis, _ in target.overlapping():
-        source = source.with_along(axis, native.along(axis))
-    return exchange(lowering, tensor, source, target)
-
-
-def pad_overlapping(lowering: Lowering, tensor: str, target: Layout) -> gs.Tensor:
+def pad_overlapping(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor:
     """Return the value that holds `tensor` with parts that overlap and reach beyond the tensor's ends."""
-    within, pads = target, Pads()
+    target, pads = transfer.target, Pads()
     fill = np.zeros((), lowering.facts.dtypes[tensor])
     for axis, overlapping in target.overlapping():
-        within = within.with_along(axis, overlapping.within)
         if any(map(any, overlapping.pads)):
             pads[overlapping.axis] = by_place(axis, overlapping.pads)
             fill = fill_value(overlapping.fill, fill.dtype)
-    inner = lowering.need(tensor, within)
+    inner = lowering.need(tensor, transfer.source)
     return pad(lowering, inner, lowering.value_name(tensor, target), pads, fill, target.site)
 
 
-def _cut(
-    lowering: Lowering, tensor: str, target: Layout, mesh_axis: int, overlapping: Overlapping
-) -> gs.Tensor:
+def crop(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor:
     """Cut out what each rank reads of what is whole along an axis of the mesh."""
-    whole = lowering.need(tensor, target.with_along(mesh_axis, Replicate()))
+    target, overlapping = transfer.target, transfer.target.along(transfer.axis)
+    assert isinstance(overlapping, Overlapping)
+    whole = lowering.need(tensor, transfer.source)
     cuts = tuple((-start, stop - overlapping.size) for start, stop in overlapping.ranges)
     fill = np.zeros((), lowering.facts.dtypes[tensor])
     name = lowering.value_name(tensor, target)
-    return pad(lowering, whole, name, {overlapping.axis: by_place(mesh_axis, cuts)}, fill, target.site)
+    return pad(lowering, whole, name, {overlapping.axis: by_place(transfer.axis, cuts)}, fill, target.site)
 
 
 def by_place(mesh_axis: int, pads: tuple[tuple[int, int], ...]) -> tuple[Number, Number]:

@@ -12,7 +12,8 @@ Of parts of any size: overlap.py.
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.layouts import Layout, Replicate, Split, Widened
+from partc.passes.layouts.layouts import Replicate, Widened
+from partc.passes.layouts.reshard import Transfer
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.overlap import fill_value
@@ -20,24 +21,24 @@ from partc.passes.lowering.overlap import fill_value
 INT64 = np.dtype(np.int64)
 
 
-def widen(lowering: Lowering, tensor: str, native: Layout, target: Layout) -> gs.Tensor:
+def widen(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor:
     """Return the value that holds `tensor` widened along a mesh axis, as wanted along all others."""
-    axis, widened = target.widened()[-1]
-    part = Split(widened.axis)
-    if native.along(axis) != part:
-        return _Widening(lowering, tensor, target, axis).cut()
-    return _Widening(lowering, tensor, target, axis).exchange()
+    widening = _Widening(lowering, tensor, transfer)
+    is_whole = isinstance(transfer.source.along(transfer.axis), Replicate)
+    return widening.cut() if is_whole else widening.exchange()
 
 
 class _Widening:
     """Emits what widens a tensor along one axis of the mesh."""
 
-    def __init__(self, lowering: Lowering, tensor: str, target: Layout, mesh_axis: int) -> None:
+    def __init__(self, lowering: Lowering, tensor: str, transfer: Transfer) -> None:
+        target, mesh_axis = transfer.target, transfer.axis
         placement = target.along(mesh_axis)
         assert isinstance(placement, Widened)
         self.lowering = lowering
         self.out = lowering.out
         self.tensor = tensor
+        self.source = transfer.source
         self.target = target
         self.mesh_axis = mesh_axis
         self.widened = placement
@@ -49,7 +50,7 @@ class _Widening:
     def exchange(self) -> gs.Tensor:
         """Widen a part by what its neighbours send."""
         at = self.widened
-        part = self.lowering.need(self.tensor, self.target.with_along(self.mesh_axis, Split(at.axis)))
+        part = self.lowering.need(self.tensor, self.source)
         if self.parts == 1:
             return self._pad(part, self.name)
         own = self.shape[at.axis] - at.before - at.after
@@ -67,7 +68,7 @@ class _Widening:
     def cut(self) -> gs.Tensor:
         """Cut a widened part out of what is whole along the mesh axis."""
         at, site = self.widened, self.target.site
-        whole = self.lowering.need(self.tensor, self.target.with_along(self.mesh_axis, Replicate()))
+        whole = self.lowering.need(self.tensor, self.source)
         padded = self._pad(whole, f"{self.name}.padded")
         size = self.shape[at.axis]
         position = self.lowering.coordinate(self.target.site, self.mesh_axis)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from partc.passes.layouts.last_change import last_change
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
-from partc.passes.lowering.last_change import last_change
 
 SHAPES = (24, 16), (20, 14), (22, 27)
 
