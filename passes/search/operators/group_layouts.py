@@ -29,7 +29,8 @@ from partc.passes.layouts.layouts import (
     Split,
     Widened,
 )
-from partc.passes.layouts.meshes import Mesh
+from partc.passes.layouts.meshes import Mesh, Meshes
+from partc.passes.layouts.reshard import Transfer, reshard
 from partc.passes.lowering.local_sizes import LocalSizes
 from partc.passes.scheduling.kernels import absorbed_transposes
 from partc.passes.scheduling.segment_work import Work
@@ -346,27 +347,38 @@ def _communicated(
     for tensor, axis in sorted(graph.made_whole):
         if tensor in results and graph.meshes.size(graph.layout(tensor).site, axis) > 1:
             summed.setdefault((tensor, graph.layout(tensor).along(axis)), []).append(axis)
-    for (tensor, _), axes in summed.items():
-        yield tensor, "all_reduce", tuple(axes), sizes.local_nbytes(tensor, graph.layout(tensor))
-    seen: set[tuple[str, int, Placement]] = set()
+    for (tensor, _), along in summed.items():
+        yield tensor, "all_reduce", tuple(along), sizes.local_nbytes(tensor, graph.layout(tensor))
+    seen: set[tuple[str, Transfer]] = set()
     for read, target in _reads(graph, nodes):
-        native = graph.layout(read.name)
-        for axis in range(graph.meshes.axes) if read.name in results else ():
-            key = read.name, axis, target.along(axis)
-            kind = _change(native.along(axis), target.along(axis), (read.name, axis) in graph.made_whole)
-            if kind is None or key in seen or graph.meshes.size(target.site, axis) == 1:
+        for transfer in reshard(graph, read.name, target) if read.name in results else ():
+            kind, axes = _collective_of(transfer), _changed_axes(graph.meshes, transfer)
+            if kind is None or not axes or (read.name, transfer) in seen:
                 continue
-            seen.add(key)
-            ends = [sizes.local_nbytes(read.name, layout) for layout in (native, target)]
-            yield read.name, kind, (axis,), max(0, ends[1] - ends[0]) if kind == "shift" else max(ends)
+            seen.add((read.name, transfer))
+            ends = [sizes.local_nbytes(read.name, end) for end in (transfer.source, transfer.target)]
+            yield read.name, kind, axes, max(0, ends[1] - ends[0]) if kind == "shift" else max(ends)
 
 
-def _change(native: Placement, target: Placement, is_summed: bool) -> CollectiveKind | None:
-    """Return what brings a tensor from one placement along an axis to another; None: no message."""
-    if isinstance(native, Partial) and isinstance(target, Split) and not is_summed:
-        return "reduce_scatter"
-    if not isinstance(native, Split) or native == target:
-        return None
-    if isinstance(target, Widened | Overlapping):
-        return "shift"
-    return "all_to_all" if isinstance(target, Split) else "all_gather"
+def _collective_of(transfer: Transfer) -> CollectiveKind | None:
+    """Return what ranks do together in a step of a tensor's way; None: nothing, or a sum of all."""
+    match transfer.kind:
+        case "ReduceScatter":
+            return "reduce_scatter"
+        case "AllGather":
+            return "all_gather"
+        case "Widen":
+            is_local = isinstance(transfer.source.along(transfer.axis), Replicate)
+            return None if is_local else "shift"
+        case "Exchange":
+            return "shift" if transfer.target.overlapping() else "all_to_all"
+    return None
+
+
+def _changed_axes(meshes: Meshes, transfer: Transfer) -> tuple[int, ...]:
+    source, target = transfer.source, transfer.target
+    return tuple(
+        axis
+        for axis in range(meshes.axes)
+        if source.along(axis) != target.along(axis) and meshes.size(target.site, axis) > 1
+    )
