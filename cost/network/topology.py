@@ -79,6 +79,7 @@ class Network:
         self._routes: dict[tuple[str, str], Route] = {}
         self._hops: dict[tuple[Pattern, tuple[str, ...]], Hops] = {}
         self._farthest: dict[tuple[str, ...], float] = {}
+        self._by_host: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
 
     def _describe_nodes(self) -> None:
         self.host_of = np.full(len(self.nodes), -1)
@@ -147,6 +148,16 @@ class Network:
             np.array(lanes, np.int64),
             max((route.latency_s for route in routes), default=0.0),
         )
+
+    def by_host(self, members: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Return the members of each host, hosts in the order in which they have a first member."""
+        key = tuple(members)
+        if key not in self._by_host:
+            hosts: dict[int, list[str]] = {}
+            for member in key:
+                hosts.setdefault(int(self.host_of[self.number_of[member]]), []).append(member)
+            self._by_host[key] = tuple(tuple(here) for here in hosts.values())
+        return self._by_host[key]
 
     # ------------------------------------------------------------ everybody to everybody
 

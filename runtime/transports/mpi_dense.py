@@ -14,13 +14,10 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.plan.moves import Index
-from partc.runtime.transports.communication import Dense, Part
+from partc.runtime.transports.communication import LONG_SUM_BYTES, Dense, Part
 from partc.runtime.transports.mpi_handle import Array, Group, MPIHandle, PendingCollectives
 from partc.runtime.transports.rounded_sums import is_rounded, regions_of, rounded, sum_of
 
-# Measured with 2 to 4 members, in one machine and at 1 Gbit/s (docs/benchmarks.md): shorter sums take the
-# same or less in one collective, and so does an all_reduce of two members.
-LONG_SUM_BYTES = 1 << 19
 MOST_CHUNKS = 4  # each a long sum itself; eight took as long, or longer
 
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}

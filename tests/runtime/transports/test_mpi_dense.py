@@ -12,8 +12,7 @@ from partc.models.catalogue import build_model
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.program import Start
-from partc.runtime.transports.communication import ROW_KINDS
-from partc.runtime.transports.mpi_dense import LONG_SUM_BYTES
+from partc.runtime.transports.communication import LONG_SUM_BYTES, ROW_KINDS
 from tests.builders.plans.compiled_steps import compile_step, random_batches
 
 SUMS = ("all_reduce", "reduce")
