@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
 from partc.cost.network.collectives import (
     all_gather,
+    all_reduce,
+    all_reduce_by_levels,
     all_to_all_rows,
     broadcast,
     gather,
@@ -31,7 +33,7 @@ from partc.cost.network.collectives import (
     scatter,
 )
 from partc.cost.network.families import Family, families_of, in_every
-from partc.cost.network.sums import all_reduce_along
+from partc.cost.network.sums import goes_by_levels
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases
 from partc.cost.strategy import SyncFacts, Synchronisation
@@ -96,13 +98,19 @@ def synchronise(
     `shares`: of its rows, by host; they only matter to servers. The shards of `how` do not count.
     """
     if how.method == "all_reduce":
-        return all_reduce_along(groups.network, [groups.workers], facts.bytes)
+        return _all_reduce(groups, facts.bytes)
     if how.method == "all_gather":
         return _all_gather(groups, facts)
     after = _post_aggregation(groups, facts, shares) if how.post_aggregation == "worker" else ()
     if facts.sparse:
         return _pull(groups, facts, how, shares) + _push(groups, facts, how, shares) + after
     return _serve_dense(groups, facts, how, shares) + after
+
+
+def _all_reduce(groups: NetworkGroups, message_bytes: float) -> Phases:
+    network, workers = groups.network, groups.workers
+    way = all_reduce_by_levels if goes_by_levels(network, [workers], message_bytes) else all_reduce
+    return way(network, workers, message_bytes)
 
 
 def _all_gather(groups: NetworkGroups, facts: SyncFacts) -> Phases:
