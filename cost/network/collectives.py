@@ -161,8 +161,11 @@ def reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[f
 
 
 def all_gather(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
-    """Send region i (bytes) from member i to everybody: around a ring, or directly if all are short."""
-    if sum(regions) >= LONG_SUM_BYTES:
+    """Send region i (bytes) from member i to everybody: around a ring.
+
+    Directly if all are short, or if a member has none, which would pass on those of others.
+    """
+    if sum(regions) >= LONG_SUM_BYTES and all(regions):
         return _around(network, members, np.array(regions), len(members) - 1)
     return _exchange(network, members, np.array(regions), np.ones(len(members)), len(members) - 1)
 

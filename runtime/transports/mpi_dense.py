@@ -53,12 +53,9 @@ class DenseHandle(MPIHandle):
             case "exchange":
                 return [PendingCollectives(self._begin_exchange(dense, comm))]
             case "all_gather":
-                counts = list(start.counts)
-                return [
-                    PendingCollectives(
-                        _begin_all_gather(dense.target.reshape(-1), dense.source, counts, comm)
-                    )
-                ]
+                begin = _begin_all_gather if all(start.counts) else _begin_direct_gather
+                whole, counts = dense.target.reshape(-1), list(start.counts)
+                return [PendingCollectives(begin(whole, dense.source, counts, comm))]
             case "reduce_scatter":
                 region = np.empty(dense.target.size, _widen(dense.target.reshape(-1)).dtype)
                 self._landings.append((dense.target, (), region))
@@ -162,12 +159,27 @@ class DenseHandle(MPIHandle):
 
 def _begin_all_gather(whole: Array, own: Array, counts: list[int], comm: MPI.Intracomm) -> list[MPI.Request]:
     """Gather regions of so many elements; a member's own may already be where it belongs."""
-    first = sum(counts[: comm.rank])
-    region = whole[first : first + own.size]
-    if region.ctypes.data != own.ctypes.data:
-        region[:] = own.reshape(-1)
+    _placed_regions(whole, own, counts, comm.rank)
     sizes = [count * whole.itemsize for count in counts]
     return [comm.Iallgatherv(MPI.IN_PLACE, [_bytes_of(whole), sizes, MPI.BYTE])]
+
+
+def _begin_direct_gather(
+    whole: Array, own: Array, counts: list[int], comm: MPI.Intracomm
+) -> list[MPI.Request]:
+    """Gather regions as above, each sent straight to all: who has none does not pass on those of others."""
+    regions = _placed_regions(whole, own, counts, comm.rank)
+    others = [member for member in range(comm.size) if member != comm.rank]
+    sent = [comm.Isend(_bytes_of(regions[comm.rank]), other) for other in others if counts[comm.rank]]
+    return sent + [comm.Irecv(_bytes_of(regions[other]), other) for other in others if counts[other]]
+
+
+def _placed_regions(whole: Array, own: Array, counts: list[int], rank: int) -> list[Array]:
+    """Return the members' regions of a whole, a rank's own with its content."""
+    regions = np.split(whole, np.cumsum(counts)[:-1])
+    if regions[rank].ctypes.data != own.ctypes.data:
+        regions[rank][:] = own.reshape(-1)
+    return regions
 
 
 def _begin_gather(whole: Array, own: Array, counts: list[int], comm: MPI.Intracomm) -> list[MPI.Request]:
