@@ -56,6 +56,7 @@ def main() -> None:
     ):
         folder, sizes = Path(name), [1000 * kbytes for kbytes in options.kbytes]
         asked = {"groups": groups_of(cluster), "sizes": sizes, "interface": NAMES.bridge}
+        asked["hosts"] = [rank.host for rank in ranks_of(cluster)]
         (folder / "asked.json").write_text(json.dumps(asked))
         _run_ranks(cluster, folder, options)
         told = [json.loads(path.read_text()) for path in folder.glob("rank-*.json")]
@@ -111,7 +112,9 @@ def _be_rank(folder: Path, rounds: int) -> None:
 
     world, asked = MPI.COMM_WORLD, json.loads((folder / "asked.json").read_text())
     groups = {name: tuple(map(tuple, members)) for name, members in asked["groups"].items()}
-    plan: Any = SimpleNamespace(groups=groups)
+    ranks = [SimpleNamespace(rank=number, host=host) for number, host in enumerate(asked["hosts"])]
+    scattering = Start(0, "reduce_scatter", "workers", "worker", "worker", (), ())
+    plan: Any = SimpleNamespace(groups=groups, ranks=ranks, instructions=[scattering])
     transport = MPITransport(plan, world)
     told: dict[str, dict[str, list[float]]] = {}
     for number in range(WARM_UP + rounds):

@@ -37,7 +37,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from partc.cost.network.families import families_of, in_every
+from partc.cost.network.families import families_of, in_every, overlaid
 from partc.cost.network.topology import Network, Pairs, Pattern
 from partc.cost.network.traffic import (
     AllToAllTraffic,
@@ -153,7 +153,29 @@ def doubling_all_reduce(network: Network, members: Sequence[str], message_bytes:
 
 
 def reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
-    """Sum region i (bytes) at member i: every member sends it its part directly."""
+    """Sum region i (bytes) at member i: every member sends it its part directly.
+
+    Where all hosts have as many members, and several, long values are summed within hosts first: the regions
+    of those at one place on all hosts at the one there. Then these scatter them.
+    """
+    here = network.by_host(members)
+    is_even = has_levels(network, members) and len({len(ends) for ends in here}) == 1
+    if sum(regions) < LONG_SUM_BYTES or not is_even:
+        return direct_reduce_scatter(network, members, regions)
+    region_of = dict(zip(members, regions, strict=True))
+    places = list(zip(*here, strict=True))
+    sizes = [[region_of[member] for member in place] for place in places]
+    of_places = [sum(own) for own in sizes]
+    within = in_every(
+        network, families_of(network, here), lambda m: direct_reduce_scatter(network, m, of_places)
+    )
+    return within + overlaid(
+        [direct_reduce_scatter(network, place, own) for place, own in zip(places, sizes, strict=True)]
+    )
+
+
+def direct_reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
+    """Sum region i (bytes) at member i, in one collective of all."""
     p = len(members)
     taken = np.array(regions)
     exchanged = _exchange(network, members, np.ones(p), taken, p - 1)

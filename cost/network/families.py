@@ -107,7 +107,11 @@ def in_every(
     network: Network, families: Iterable[Family], collective: Callable[[Sequence[str]], Phases]
 ) -> Phases:
     """Overlay what all groups do at the same time."""
-    every = [repeated(network, family, collective(family.first)) for family in families]
+    return overlaid([repeated(network, family, collective(family.first)) for family in families])
+
+
+def overlaid(every: Sequence[Phases]) -> Phases:
+    """Return the phases of what is done at the same time: first ones beside first ones, and so on."""
     steps = max((len(phases) for phases in every), default=0)
     padded = [phases + (Phase((), 0.0),) * (steps - len(phases)) for phases in every]
     return tuple(

@@ -30,6 +30,7 @@ class DenseHandle(MPIHandle):
         # (target, where in it, what arrived elsewhere)
         self._landings: list[tuple[Array, Index, Array]] = []
         self._sums: list[tuple[Array, Array]] = []  # (target, what members sent of it, rounded)
+        self._summed: list[Array] = []  # which mpi4py 4.1 does not keep while sums of them are under way
         super().__init__(part, group, progress)
 
     def _begin(self, comm: MPI.Intracomm) -> list[PendingCollectives]:
@@ -57,13 +58,7 @@ class DenseHandle(MPIHandle):
                 whole, counts = dense.target.reshape(-1), list(start.counts)
                 return [PendingCollectives(begin(whole, dense.source, counts, comm))]
             case "reduce_scatter":
-                region = np.empty(dense.target.size, _widen(dense.target.reshape(-1)).dtype)
-                self._landings.append((dense.target, (), region))
-                return [
-                    PendingCollectives(
-                        [self._begin_reduce_scatter(dense.source, region, list(start.counts), comm)]
-                    )
-                ]
+                return [self._begin_scattered_sum(dense, comm)]
         lands = start.kind == "all_reduce" or self.part.is_root
         whole = self._widened(dense.target) if lands else _widen(dense.source.reshape(-1))
         if self._in_two_phases(whole):
@@ -93,6 +88,27 @@ class DenseHandle(MPIHandle):
 
         return PendingCollectives([request], gather)
 
+    def _begin_scattered_sum(self, dense: Dense, comm: MPI.Intracomm) -> PendingCollectives:
+        """Sum each member's region there; of long values within hosts first.
+
+        There each sums the regions of those at its place on all hosts.
+        """
+        whole, counts = _widen(dense.source.reshape(-1)), np.array(self.part.start.counts)
+        region = np.empty(dense.target.size, whole.dtype)
+        self._landings.append((dense.target, (), region))
+        levels = self._group.levels
+        if levels is None or whole.nbytes < LONG_SUM_BYTES:
+            return PendingCollectives([self._begin_reduce_scatter(whole, region, counts.tolist(), comm)])
+        regions, sizes = np.split(whole, np.cumsum(counts)[:-1]), counts[levels.order]
+        by_place = np.concatenate([regions[member] for member in levels.order.ravel()])
+        of_place = np.empty(sizes[levels.place].sum(), whole.dtype)
+        request = self._begin_reduce_scatter(by_place, of_place, sizes.sum(axis=1).tolist(), levels.here)
+
+        def scatter(_: MPI.Intracomm) -> list[MPI.Request]:
+            return [self._begin_reduce_scatter(of_place, region, sizes[levels.place].tolist(), levels.across)]
+
+        return PendingCollectives([request], scatter)
+
     def _begin_shift(self, dense: Dense, comm: MPI.Intracomm) -> list[MPI.Request]:
         """Send to one neighbour, receive of the other. Two ranks' messages arrive in the order they begin."""
         requests: list[MPI.Request] = []
@@ -121,6 +137,7 @@ class DenseHandle(MPIHandle):
 
     def _begin_short_sum(self, whole: Array, comm: MPI.Intracomm) -> MPI.Request:
         operation = _OPERATIONS[self.part.start.reduction]
+        self._summed.append(whole)
         if self.part.start.kind == "all_reduce":
             return comm.Iallreduce(MPI.IN_PLACE, whole, operation)
         if self.part.is_root:
@@ -146,7 +163,8 @@ class DenseHandle(MPIHandle):
         self, source: Array, region: Array, counts: list[int], comm: MPI.Intracomm
     ) -> MPI.Request:
         operation = _OPERATIONS[self.part.start.reduction]
-        return comm.Ireduce_scatter(_widen(source.reshape(-1)), region, counts, operation)
+        self._summed.append(source)
+        return comm.Ireduce_scatter(source, region, counts, operation)
 
     def _widened(self, target: Array) -> Array:
         """Return the memory to reduce in place: the target's own where MPI can sum its type."""

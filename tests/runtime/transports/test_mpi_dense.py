@@ -60,3 +60,23 @@ def test_a_daemon_that_owns_nothing_is_sent_the_parts_of_those_that_do(tmp_path:
     for variable, value in expected.variables.items():
         np.testing.assert_allclose(actual.variables[variable], value, rtol=1e-5, atol=1e-7)
     assert actual.payload_bytes == expected.payload_bytes
+
+
+@pytest.mark.parametrize("cluster", ["2x2", "3x2", "3+1"])
+def test_daemons_scatter_long_sums_as_one_process_does(tmp_path: Path, cluster: str) -> None:
+    """By levels where hosts have as many members each."""
+    train = build_training_graph(
+        build_model("mlp", sizes=(240, 601, 96), batch=12), loss="softmax_cross_entropy", optimizer=SGD(0.1)
+    )
+    done = compile_step(import_training_graph(train), tmp_path / "out", cluster, "fsdp", "global")
+    batches = random_batches(done.plan, 3)
+    scattered = [i for i in done.plan.instructions if isinstance(i, Start) and i.kind == "reduce_scatter"]
+    assert max(start.payload_bytes for start in scattered) >= LONG_SUM_BYTES
+
+    actual = Runner(done.folder).train(batches, len(batches))
+
+    expected = train_in_process(done.folder, batches)
+    for variable, value in expected.variables.items():
+        np.testing.assert_allclose(actual.variables[variable], value, rtol=1e-4, atol=1e-6)
+    assert actual.disagreeing == ()
+    assert actual.payload_bytes == expected.payload_bytes
