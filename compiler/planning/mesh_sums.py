@@ -28,5 +28,7 @@ class MeshSums:
     def _find_seconds(self, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
         return seconds_of(self._network, all_reduce_along(self._network, self._lines(site, axes), nbytes))
 
-    def _find_whether_by_levels(self, site: Site, axes: tuple[int, ...], nbytes: int) -> bool:
-        return goes_by_levels(self._network, self._lines(site, axes), nbytes)
+    def _find_whether_by_levels(
+        self, site: Site, axes: tuple[int, ...], nbytes: int, is_rounded: bool
+    ) -> bool:
+        return goes_by_levels(self._network, self._lines(site, axes), nbytes, is_rounded)

@@ -32,7 +32,7 @@ Ignored: protocol overhead, a pipeline's first chunk.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -50,6 +50,8 @@ from partc.cost.network.traffic import (
 )
 from partc.cost.network.ways import Array
 from partc.runtime.transports.communication import LONG_SUM_BYTES
+
+AllReduce = Callable[[Network, Sequence[str], float], Phases]  # of a value of so many bytes
 
 SUM_TRAFFIC = 3  # memory bytes per byte added
 COPY_TRAFFIC = 2  # memory bytes per byte copied
@@ -102,13 +104,15 @@ def has_levels(network: Network, members: Sequence[str]) -> bool:
     return 1 < len(network.by_host(members)) < len(members)
 
 
-def all_reduce_by_levels(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
-    """Sum at the first member on each host, among these, and hand the sum on within hosts."""
+def all_reduce_by_levels(
+    network: Network, members: Sequence[str], message_bytes: float, way: AllReduce = all_reduce
+) -> Phases:
+    """Sum at the first member on each host, among these in some way, and hand the sum on within hosts."""
     here = network.by_host(members)
     families = families_of(network, here)
     return (
         in_every(network, families, lambda m: reduce(network, m, message_bytes))
-        + all_reduce(network, [first for first, *_ in here], message_bytes)
+        + way(network, [first for first, *_ in here], message_bytes)
         + in_every(network, families, lambda m: broadcast(network, m, message_bytes))
     )
 
@@ -126,6 +130,11 @@ def long_all_reduce(network: Network, members: Sequence[str], message_bytes: flo
     (exchanged,) = _exchange(network, members, np.ones(p), np.full(p, message_bytes / p), p - 1)
     both = (Phase((*exchanged.flows, *ring.flows), exchanged.latency_s + ring.latency_s),)
     return _with_work(network, both, members, SUM_TRAFFIC * summed + COPY_TRAFFIC * message_bytes)
+
+
+def rounded_all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
+    """Sum float32 everywhere, of which 16 bits are sent, in two collectives however short."""
+    return long_all_reduce(network, members, message_bytes / 2)
 
 
 def ring_all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:

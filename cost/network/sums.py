@@ -13,21 +13,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
-from partc.cost.network.collectives import all_reduce, all_reduce_by_levels, has_levels
+from partc.cost.network.collectives import (
+    AllReduce,
+    all_reduce,
+    all_reduce_by_levels,
+    has_levels,
+    rounded_all_reduce,
+)
 from partc.cost.network.families import Family, families_of, in_every
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, seconds_of
-from partc.runtime.transports.communication import LONG_SUM_BYTES
 
 Lines = Sequence[tuple[str, ...]]  # the ends that sum together, of each group
 
 
-def goes_by_levels(network: Network, lines: Lines, message_bytes: float) -> bool:
-    """Tell whether sums along all lines, at the same time, are sooner made level by level than flat."""
-    if message_bytes < LONG_SUM_BYTES or not any(has_levels(network, line) for line in lines):
+def goes_by_levels(network: Network, lines: Lines, message_bytes: float, is_rounded: bool = False) -> bool:
+    """Tell whether sums along all lines, at the same time, are sooner made level by level than flat.
+
+    `is_rounded`: float32 of which 16 bits are sent, but within hosts where that is a level.
+    """
+    if not any(has_levels(network, line) for line in lines):
         return False
-    families = families_of(network, lines)
-    by_levels, flat = (way(network, families, message_bytes) for way in (_by_levels, _flat))
+    families, way = families_of(network, lines), rounded_all_reduce if is_rounded else all_reduce
+    by_levels, flat = (take(network, families, message_bytes, way) for take in (_by_levels, _flat))
     return seconds_of(network, by_levels) < seconds_of(network, flat)
 
 
@@ -36,16 +44,16 @@ def all_reduce_along(network: Network, lines: Lines, message_bytes: float) -> Ph
 
     By levels, the latency holds what two communications more cost those who begin them.
     """
-    way = _by_levels if goes_by_levels(network, lines, message_bytes) else _flat
-    return way(network, families_of(network, lines), message_bytes)
+    take = _by_levels if goes_by_levels(network, lines, message_bytes) else _flat
+    return take(network, families_of(network, lines), message_bytes, all_reduce)
 
 
-def _flat(network: Network, families: Sequence[Family], message_bytes: float) -> Phases:
-    return in_every(network, families, lambda line: all_reduce(network, line, message_bytes))
+def _flat(network: Network, families: Sequence[Family], message_bytes: float, way: AllReduce) -> Phases:
+    return in_every(network, families, lambda line: way(network, line, message_bytes))
 
 
-def _by_levels(network: Network, families: Sequence[Family], message_bytes: float) -> Phases:
+def _by_levels(network: Network, families: Sequence[Family], message_bytes: float, way: AllReduce) -> Phases:
     first, *rest = in_every(
-        network, families, lambda line: all_reduce_by_levels(network, line, message_bytes)
+        network, families, lambda line: all_reduce_by_levels(network, line, message_bytes, way)
     )
     return replace(first, latency_s=first.latency_s + 2 * PER_COMMUNICATION_S), *rest

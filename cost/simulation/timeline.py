@@ -343,7 +343,7 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
     takes = [start.receivers in member.sites for member in members]
     match start.kind:
         case "all_reduce" if start.rounds_to:
-            return collectives.long_all_reduce(network, ends, payload)
+            return collectives.rounded_all_reduce(network, ends, 2 * payload)
         case "all_reduce":
             return collectives.all_reduce(network, ends, payload)
         case "reduce":

@@ -66,12 +66,12 @@ class HostGrid:
 
     hosts           how many
     host_of         each worker's host
-    goes_by_levels  whether a sum of so many bytes along axes of a mesh goes level by level
+    goes_by_levels  whether a sum of so many bytes along axes of a mesh, rounded or not, goes level by level
     """
 
     hosts: int
     host_of: tuple[str, ...]
-    goes_by_levels: Callable[[Site, tuple[int, ...], int], bool]
+    goes_by_levels: Callable[[Site, tuple[int, ...], int, bool], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def _ways_of_bucket(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> tuple
     if bucket.op in IN_PIECES:
         return (("reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather", group, site, site),)
     assert bucket.op == "AllReduce", bucket.op
-    if not topology.goes_by_levels(site, bucket.axes, bucket.nbytes):
+    if not topology.goes_by_levels(site, bucket.axes, bucket.nbytes, bool(bucket.rounds_to)):
         return (("all_reduce", group, site, site),)
     here, leaders = name_levels(group)
     return (
