@@ -37,7 +37,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from partc.cost.network.families import families_of, in_every, overlaid
+from partc.cost.network.families import families_by_host, in_every, overlaid
 from partc.cost.network.topology import Network, Pairs, Pattern
 from partc.cost.network.traffic import (
     AllToAllTraffic,
@@ -109,7 +109,7 @@ def all_reduce_by_levels(
 ) -> Phases:
     """Sum at the first member on each host, among these in some way, and hand the sum on within hosts."""
     here = network.by_host(members)
-    families = families_of(network, here)
+    families = families_by_host(network, members)
     return (
         in_every(network, families, lambda m: reduce(network, m, message_bytes))
         + way(network, [first for first, *_ in here], message_bytes)
@@ -176,7 +176,7 @@ def reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[f
     sizes = [[region_of[member] for member in place] for place in places]
     of_places = [sum(own) for own in sizes]
     within = in_every(
-        network, families_of(network, here), lambda m: direct_reduce_scatter(network, m, of_places)
+        network, families_by_host(network, members), lambda m: direct_reduce_scatter(network, m, of_places)
     )
     return within + overlaid(
         [direct_reduce_scatter(network, place, own) for place, own in zip(places, sizes, strict=True)]

@@ -59,6 +59,15 @@ def families_of(
     )
 
 
+def families_by_host(network: Network, members: Sequence[str]) -> tuple[Family, ...]:
+    """Return the members of each host, alike hosts together. The network remembers them."""
+    key = tuple(members)
+    if key not in network.families_by_host:
+        network.families_by_host[key] = families_of(network, network.by_host(key))
+    found: tuple[Family, ...] = network.families_by_host[key]
+    return found
+
+
 def _describe(
     network: Network, group: Sequence[str], kind_of: Callable[[str], Hashable]
 ) -> tuple[Hashable, list[int], list[int]]:

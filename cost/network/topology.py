@@ -12,6 +12,7 @@ numbered, so that what thousands of them carry is one array.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -80,6 +81,7 @@ class Network:
         self._hops: dict[tuple[Pattern, tuple[str, ...]], Hops] = {}
         self._farthest: dict[tuple[str, ...], float] = {}
         self._by_host: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
+        self.families_by_host: dict[tuple[str, ...], Any] = {}  # that families.py has found
 
     def _describe_nodes(self) -> None:
         self.host_of = np.full(len(self.nodes), -1)
