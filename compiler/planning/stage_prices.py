@@ -7,6 +7,7 @@ from functools import cached_property
 from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.network import collectives
+from partc.cost.network.sums import all_reduce_along
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, seconds_of
 from partc.cost.simulation.roofline import node_s, start_s
@@ -85,7 +86,7 @@ class StagePrices:
 
     def sum_s(self, nbytes: float, members: Sequence[int]) -> float:
         """Return what an AllReduce of so many bytes takes among workers, by number."""
-        return self._message_s(collectives.all_reduce, nbytes, members)
+        return self._message_s(_all_reduce, nbytes, members)
 
     def scatter_s(self, nbytes: float, members: Sequence[int]) -> float:
         """Return what a ReduceScatter of so many bytes takes: each keeps an equal part of the sum."""
@@ -103,6 +104,10 @@ class StagePrices:
                 self._network, phases(self._network, names, nbytes)
             )
         return self._messages[key]
+
+
+def _all_reduce(network: Network, members: Sequence[str], nbytes: float) -> Phases:
+    return all_reduce_along(network, [tuple(members)], nbytes)
 
 
 def _reduce_scatter(network: Network, members: Sequence[str], nbytes: float) -> Phases:

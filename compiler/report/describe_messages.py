@@ -102,7 +102,8 @@ class MessageNames:
                 return f"{verb[start.reduction]} {subject} over {whom}"
             case "reduce":
                 where = "server" if start.receivers == "server" else "first worker"
-                return f"sum {subject} on each host\u2019s {where}"
+                axes = "" if start.group in _WHOM else f" {_axes(start)}"
+                return f"sum {subject} on each host\u2019s {where}{axes}"
             case "reduce_scatter":
                 where = "at the servers that own it" if start.receivers == "server" else "each rank its part"
                 return f"sum {subject}, {where}"
@@ -281,15 +282,25 @@ def _within_a_sentence(words: str) -> str:
 
 
 def _along(start: Start) -> str:
-    """Name the ranks of a mesh that meet along one of its axes, or several."""
-    site, _, axes = start.group.partition(".")
+    """Name the ranks of a mesh that meet along one of its axes, or several, or each host's first of them."""
+    if not _axes(start):
+        return f"the ranks of {start.senders}"
+    ranks = "hosts\u2019 first ranks" if start.group.endswith("/leaders") else "ranks"
+    return f"the {ranks} {_axes(start)}"
+
+
+def _axes(start: Start) -> str:
+    """Name the axes of a mesh along which ranks meet, empty where they meet otherwise."""
+    site, _, axes = start.group.partition("/")[0].partition(".")
     of = "" if site == "worker" else f" of {site}"
-    return f"the ranks along {axes.replace('*', ' and ')}{of}" if axes else f"the ranks of {start.senders}"
+    return f"along {axes.replace('*', ' and ')}{of}" if axes else ""
 
 
 def _receivers(start: Start) -> str:
     if start.group in ("host", "host_workers"):
         return "the workers of each host"
+    if start.group.endswith("/host"):
+        return f"the ranks {_axes(start)} on each host"
     return {"worker": "all workers", "server": "the servers"}.get(start.receivers, start.receivers)
 
 

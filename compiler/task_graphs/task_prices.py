@@ -8,6 +8,7 @@ import numpy as np
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of, threads_per_core
 from partc.cost.network import collectives
+from partc.cost.network.sums import all_reduce_along
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, lane_loads, seconds_of, totals_of
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
@@ -192,7 +193,7 @@ def _phases(network: Network, kind: CollectiveKind, nbytes: int, names: Sequence
     count = len(names)
     match kind:
         case "all_reduce":
-            return collectives.all_reduce(network, names, nbytes)
+            return all_reduce_along(network, [tuple(names)], nbytes)
         case "reduce_scatter":
             return collectives.reduce_scatter(network, names, [nbytes / count] * count)
         case "all_gather":

@@ -10,16 +10,19 @@ are ends of the cluster's network: devices, or hosts for servers with a process 
     broadcast            chain, or binomial tree      (p - 1) a + m / b     or   l (a + m / b)
     reduce               reduce_scatter and gather,   2 (p - 1) (a + m / (p b))
                          or binomial tree             or  l (a + m / b)
-    all_reduce           ring, or recursive doubling  2 (p - 1) (a + m / (p b))  or  l (a + m / b)
-    reduce_scatter,
-    all_gather           pairwise exchange            (p - 1) (a + m / (p b))
+    all_reduce, long     exchange, then ring          2 (p - 1) (a + m / (p b))
+    all_reduce, short    ring, or recursive doubling  2 (p - 1) (a + m / (p b))  or  l (a + m / b)
+    reduce_scatter       pairwise exchange            (p - 1) (a + m / (p b))
+    all_gather           ring; short: exchange        (p - 1) (a + m / (p b))
     shift                to one neighbour             a + m / b
     exchange             direct                       a + m / b    for each message of the busiest member
     gather, scatter      direct                       (p - 1) (a + m / b)     m of each member
     all_gather_rows      ring                         (p - 1) (a + m / b)     m of each member
     all_to_all_rows      pairwise exchange            (p - 1) (a + m / (p b)) m of each member
 
-Where two algorithms are named the quicker one counts, as MPI libraries choose by size.
+Where two algorithms are named the quicker one counts, as MPI libraries choose by size. Long is what the
+runtime sums in two collectives; a short sum MPICH makes within hosts, among their first members, and back,
+where hosts have several (docs/decisions/077).
 Sources: Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117-124, for the ring; Thakur,
 Rabenseifner and Gropp, Int. J. High Perform. Comput. Appl. 19 (2005) 49-66, for the others.
 Row kinds first tell each other their sizes: one more latency a step. Adding m bytes on a CPU moves
@@ -29,11 +32,12 @@ Ignored: protocol overhead, a pipeline's first chunk.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 
+from partc.cost.network.families import families_by_host, in_every, overlaid
 from partc.cost.network.topology import Network, Pairs, Pattern
 from partc.cost.network.traffic import (
     AllToAllTraffic,
@@ -45,6 +49,9 @@ from partc.cost.network.traffic import (
     seconds_of,
 )
 from partc.cost.network.ways import Array
+from partc.runtime.transports.communication import LONG_SUM_BYTES
+
+AllReduce = Callable[[Network, Sequence[str], float], Phases]  # of a value of so many bytes
 
 SUM_TRAFFIC = 3  # memory bytes per byte added
 COPY_TRAFFIC = 2  # memory bytes per byte copied
@@ -80,12 +87,54 @@ def broadcast(network: Network, members: Sequence[str], message_bytes: float) ->
 
 
 def all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
-    """Sum everywhere, by the quicker of ring and recursive doubling."""
+    """Sum everywhere, in one communication of all members."""
+    if message_bytes >= LONG_SUM_BYTES and len(members) > 2:
+        return long_all_reduce(network, members, message_bytes)
+    if has_levels(network, members):
+        return all_reduce_by_levels(network, members, message_bytes)
     return _quicker(
         network,
         ring_all_reduce(network, members, message_bytes),
         doubling_all_reduce(network, members, message_bytes),
     )
+
+
+def has_levels(network: Network, members: Sequence[str]) -> bool:
+    """Tell whether members are on several hosts, and several of them on one."""
+    return 1 < len(network.by_host(members)) < len(members)
+
+
+def all_reduce_by_levels(
+    network: Network, members: Sequence[str], message_bytes: float, way: AllReduce = all_reduce
+) -> Phases:
+    """Sum at the first member on each host, among these in some way, and hand the sum on within hosts."""
+    here = network.by_host(members)
+    families = families_by_host(network, members)
+    return (
+        in_every(network, families, lambda m: reduce(network, m, message_bytes))
+        + way(network, [first for first, *_ in here], message_bytes)
+        + in_every(network, families, lambda m: broadcast(network, m, message_bytes))
+    )
+
+
+def long_all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
+    """Sum everywhere: each sums a part that all send it directly, and parts go around a ring.
+
+    Chunks overlap, so that what both send is one phase.
+    """
+    p = len(members)
+    if p < 2:
+        return ()
+    summed = (p - 1) / p * message_bytes
+    (ring,) = _direct(network, _ring, members, np.full(p, summed), p - 1)
+    (exchanged,) = _exchange(network, members, np.ones(p), np.full(p, message_bytes / p), p - 1)
+    both = (Phase((*exchanged.flows, *ring.flows), exchanged.latency_s + ring.latency_s),)
+    return _with_work(network, both, members, SUM_TRAFFIC * summed + COPY_TRAFFIC * message_bytes)
+
+
+def rounded_all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
+    """Sum float32 everywhere, of which 16 bits are sent, in two collectives however short."""
+    return long_all_reduce(network, members, message_bytes / 2)
 
 
 def ring_all_reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
@@ -113,7 +162,29 @@ def doubling_all_reduce(network: Network, members: Sequence[str], message_bytes:
 
 
 def reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
-    """Sum region i (bytes) at member i: every member sends it its part directly."""
+    """Sum region i (bytes) at member i: every member sends it its part directly.
+
+    Where all hosts have as many members, and several, long values are summed within hosts first: the regions
+    of those at one place on all hosts at the one there. Then these scatter them.
+    """
+    here = network.by_host(members)
+    is_even = has_levels(network, members) and len({len(ends) for ends in here}) == 1
+    if sum(regions) < LONG_SUM_BYTES or not is_even:
+        return direct_reduce_scatter(network, members, regions)
+    region_of = dict(zip(members, regions, strict=True))
+    places = list(zip(*here, strict=True))
+    sizes = [[region_of[member] for member in place] for place in places]
+    of_places = [sum(own) for own in sizes]
+    within = in_every(
+        network, families_by_host(network, members), lambda m: direct_reduce_scatter(network, m, of_places)
+    )
+    return within + overlaid(
+        [direct_reduce_scatter(network, place, own) for place, own in zip(places, sizes, strict=True)]
+    )
+
+
+def direct_reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
+    """Sum region i (bytes) at member i, in one collective of all."""
     p = len(members)
     taken = np.array(regions)
     exchanged = _exchange(network, members, np.ones(p), taken, p - 1)
@@ -121,7 +192,12 @@ def reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[f
 
 
 def all_gather(network: Network, members: Sequence[str], regions: Sequence[float]) -> Phases:
-    """Send region i (bytes) from member i to everybody directly."""
+    """Send region i (bytes) from member i to everybody: around a ring.
+
+    Directly if all are short, or if a member has none, which would pass on those of others.
+    """
+    if sum(regions) >= LONG_SUM_BYTES and all(regions):
+        return _around(network, members, np.array(regions), len(members) - 1)
     return _exchange(network, members, np.array(regions), np.ones(len(members)), len(members) - 1)
 
 
@@ -153,9 +229,7 @@ def scatter(network: Network, members: Sequence[str], parts: Sequence[float]) ->
 
 def ring_all_gather_rows(network: Network, members: Sequence[str], parts: Sequence[float]) -> Phases:
     """Give part i (bytes) of member i to everybody, around a ring. Sizes are exchanged first."""
-    # The hop into a member carries all parts but that member's own.
-    carried = sum(parts) - np.roll(np.array(parts), -1)
-    return _direct(network, _ring, members, carried, 2 * (len(members) - 1))
+    return _around(network, members, np.array(parts), 2 * (len(members) - 1))
 
 
 def all_to_all_rows(
@@ -226,6 +300,11 @@ def _direct(network: Network, pattern: Pattern, members: Sequence[str], sent: Ar
         return ()
     hops = network.hops(pattern, members)
     return (Phase((MessageTraffic(hops, sent),), messages * hops.latency_s),)
+
+
+def _around(network: Network, members: Sequence[str], parts: Array, messages: int) -> Phases:
+    # The hop into a member carries all parts but that member's own.
+    return _direct(network, _ring, members, parts.sum() - np.roll(parts, -1), messages)
 
 
 def _exchange(network: Network, members: Sequence[str], sent: Array, taken: Array, messages: int) -> Phases:

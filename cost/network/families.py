@@ -59,6 +59,15 @@ def families_of(
     )
 
 
+def families_by_host(network: Network, members: Sequence[str]) -> tuple[Family, ...]:
+    """Return the members of each host, alike hosts together. The network remembers them."""
+    key = tuple(members)
+    if key not in network.families_by_host:
+        network.families_by_host[key] = families_of(network, network.by_host(key))
+    found: tuple[Family, ...] = network.families_by_host[key]
+    return found
+
+
 def _describe(
     network: Network, group: Sequence[str], kind_of: Callable[[str], Hashable]
 ) -> tuple[Hashable, list[int], list[int]]:
@@ -107,7 +116,11 @@ def in_every(
     network: Network, families: Iterable[Family], collective: Callable[[Sequence[str]], Phases]
 ) -> Phases:
     """Overlay what all groups do at the same time."""
-    every = [repeated(network, family, collective(family.first)) for family in families]
+    return overlaid([repeated(network, family, collective(family.first)) for family in families])
+
+
+def overlaid(every: Sequence[Phases]) -> Phases:
+    """Return the phases of what is done at the same time: first ones beside first ones, and so on."""
     steps = max((len(phases) for phases in every), default=0)
     padded = [phases + (Phase((), 0.0),) * (steps - len(phases)) for phases in every]
     return tuple(

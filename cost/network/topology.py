@@ -12,6 +12,7 @@ numbered, so that what thousands of them carry is one array.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -79,6 +80,8 @@ class Network:
         self._routes: dict[tuple[str, str], Route] = {}
         self._hops: dict[tuple[Pattern, tuple[str, ...]], Hops] = {}
         self._farthest: dict[tuple[str, ...], float] = {}
+        self._by_host: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
+        self.families_by_host: dict[tuple[str, ...], Any] = {}  # that families.py has found
 
     def _describe_nodes(self) -> None:
         self.host_of = np.full(len(self.nodes), -1)
@@ -147,6 +150,16 @@ class Network:
             np.array(lanes, np.int64),
             max((route.latency_s for route in routes), default=0.0),
         )
+
+    def by_host(self, members: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """Return the members of each host, hosts in the order in which they have a first member."""
+        key = tuple(members)
+        if key not in self._by_host:
+            hosts: dict[int, list[str]] = {}
+            for member in key:
+                hosts.setdefault(int(self.host_of[self.number_of[member]]), []).append(member)
+            self._by_host[key] = tuple(tuple(here) for here in hosts.values())
+        return self._by_host[key]
 
     # ------------------------------------------------------------ everybody to everybody
 

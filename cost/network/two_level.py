@@ -1,6 +1,6 @@
 """Synchronise one parameter, in two levels but for all_gather: within every host, then among hosts.
 
-    all_reduce   workers ──reduce──> leader ──all-reduce── leaders ──broadcast──> workers
+    all_reduce   a sum of all workers, in the way that is quicker (sums.py)
     all_gather   rows of all workers, around one ring of all of them, host after host
     servers      dense   workers ──reduce──> server ──reduce-scatter──> owners, which update;
                          owners ──all-gather──> servers ──broadcast──> workers
@@ -16,18 +16,16 @@ with all_reduce and 2 alpha W (N - 1) with all_gather, ids left out: table 3 of 
 carries more with servers, since it is a server too: 4 W (N - 1) / N, as with all_reduce.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
-from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.network.collectives import (
     all_gather,
     all_reduce,
+    all_reduce_by_levels,
     all_to_all_rows,
     broadcast,
-    doubling_all_reduce,
     gather,
     reduce,
     reduce_scatter,
@@ -35,12 +33,12 @@ from partc.cost.network.collectives import (
     scatter,
 )
 from partc.cost.network.families import Family, families_of, in_every
+from partc.cost.network.sums import goes_by_levels
 from partc.cost.network.topology import Network
-from partc.cost.network.traffic import Phases, seconds_of
+from partc.cost.network.traffic import Phases
 from partc.cost.strategy import SyncFacts, Synchronisation
 
 ID_BYTES = 8  # int64
-LARGEST_FLAT_SUM = 1 << 18  # bytes; MPI libraries do not double what is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,7 @@ class NetworkGroups:
     workers: tuple[str, ...]  # of all hosts
     working: frozenset[str]  # the same
     workers_of_hosts: tuple[int, ...]
-    host_workers: tuple[Family, ...]
     host: tuple[Family, ...]  # for each host its server, then its workers
-    leaders: tuple[str, ...]
     servers: tuple[str, ...]
     feed: tuple[Family, ...]  # for each host with workers its first, then whom it tells
 
@@ -77,9 +73,7 @@ def network_groups_of(cluster: Cluster) -> NetworkGroups:
         workers=groups["workers"][0],
         working=working,
         workers_of_hosts=tuple(len(members) for members in groups["host_workers"]),
-        host_workers=alike("host_workers"),
         host=alike("host"),
-        leaders=groups["leaders"][0],
         servers=groups["servers"][0],
         feed=alike("feed"),
     )
@@ -114,32 +108,9 @@ def synchronise(
 
 
 def _all_reduce(groups: NetworkGroups, message_bytes: float) -> Phases:
-    network = groups.network
-    return (
-        in_every(network, groups.host_workers, lambda m: reduce(network, m, message_bytes))
-        + all_reduce(network, groups.leaders, message_bytes)
-        + in_every(network, groups.host_workers, lambda m: broadcast(network, m, message_bytes))
-    )
-
-
-def flat_sum_bytes(cluster: Cluster) -> int:
-    """Return up to how many bytes all workers are sooner with a sum among all of them than in two levels.
-
-    One collective in place of three begins twice less, but what is sent in it crosses between hosts for each
-    of their workers: by recursive doubling, as MPI libraries sum short messages. One host, or
-    hosts with a device each, have no two levels.
-    """
-    if len(cluster.hosts) == 1 or all(len(host.devices) <= 1 for host in cluster.hosts):
-        return sys.maxsize
-    groups = network_groups_of(cluster)
-    network = groups.network
-    nbytes = 1
-    while nbytes < LARGEST_FLAT_SUM:
-        flat_s = seconds_of(network, doubling_all_reduce(network, groups.workers, 2 * nbytes))
-        if flat_s > 2 * PER_COMMUNICATION_S + seconds_of(network, _all_reduce(groups, 2 * nbytes)):
-            return nbytes
-        nbytes *= 2
-    return nbytes
+    network, workers = groups.network, groups.workers
+    way = all_reduce_by_levels if goes_by_levels(network, [workers], message_bytes) else all_reduce
+    return way(network, workers, message_bytes)
 
 
 def _all_gather(groups: NetworkGroups, facts: SyncFacts) -> Phases:

@@ -342,6 +342,8 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
     sends = [payload if start.senders in member.sites else 0 for member in members]
     takes = [start.receivers in member.sites for member in members]
     match start.kind:
+        case "all_reduce" if start.rounds_to:
+            return collectives.rounded_all_reduce(network, ends, 2 * payload)
         case "all_reduce":
             return collectives.all_reduce(network, ends, payload)
         case "reduce":
@@ -349,7 +351,8 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
         case "broadcast":
             return collectives.broadcast(network, ends, payload)
         case "reduce_scatter":
-            return collectives.reduce_scatter(network, ends, _regions(start, payload, len(ends)))
+            scatter = collectives.direct_reduce_scatter if start.rounds_to else collectives.reduce_scatter
+            return scatter(network, ends, _regions(start, payload, len(ends)))
         case "all_gather":
             return collectives.all_gather(network, ends, _regions(start, payload, len(ends)))
         case "shift_ahead":

@@ -1,6 +1,6 @@
 """How a communication crosses the cluster, level by level: within hosts, among hosts, back.
 
-AllReduce   reduce to the host's first worker, all-reduce among these, broadcast in the host; short: among all
+AllReduce   reduce to the host's first worker, all-reduce among these, broadcast in the host; or among all
 Push        reduce to the host's server, reduce-scatter among servers to the owners
 Pull        all-gather among servers, broadcast in the host
 ToServers   the host's first worker tells its server        ToWorkers   broadcast in the host
@@ -9,12 +9,13 @@ Exchange    between any members of two meshes
 rows        gathered on the host's server, exchanged among servers, scattered in the host
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-from partc.passes.layouts.layouts import WORKER, Reduction
+from partc.passes.layouts.layouts import Reduction
 from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.exchange import describe_exchange
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -48,16 +49,15 @@ BETWEEN_LEVELS: dict[str, tuple[CollectiveShape, ...]] = {
     "ToWorkers": (("broadcast", "host", "server", "worker"),),
 }
 
-OVER_LEADERS: tuple[CollectiveShape, ...] = (  # an AllReduce among workers of several hosts
-    ("reduce", "host_workers", "worker", "worker"),
-    ("all_reduce", "leaders", "worker", "worker"),
-    ("broadcast", "host_workers", "worker", "worker"),
-)
-
 
 def name_way(source: Site, target: Site) -> str:
     """Return the name of the pairs of ranks at one place of two meshes: the first of a pair sends."""
     return f"{source}>{target}"
+
+
+def name_levels(group: str) -> tuple[str, str]:
+    """Return the names of what a group of workers is made of: its members on each host, the first of each."""
+    return ("host_workers", "leaders") if group == "workers" else (f"{group}/host", f"{group}/leaders")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class HostGrid:
 
     hosts           how many
     host_of         each worker's host
-    flat_sum_bytes  up to which a sum of all workers does not go level by level
+    goes_by_levels  whether a sum of so many bytes along axes of a mesh, rounded or not, goes level by level
     """
 
     hosts: int
     host_of: tuple[str, ...]
-    flat_sum_bytes: int
+    goes_by_levels: Callable[[Site, tuple[int, ...], int, bool], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +176,14 @@ def _ways_of_bucket(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> tuple
     if bucket.op in IN_PIECES:
         return (("reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather", group, site, site),)
     assert bucket.op == "AllReduce", bucket.op
-    is_short = bucket.elements * np.dtype(bucket.dtype).itemsize <= topology.flat_sum_bytes
-    if is_short or meshes.axes > 1 or site != WORKER:
+    if not topology.goes_by_levels(site, bucket.axes, bucket.nbytes, bool(bucket.rounds_to)):
         return (("all_reduce", group, site, site),)
-    return OVER_LEADERS
+    here, leaders = name_levels(group)
+    return (
+        ("reduce", here, site, site),
+        ("all_reduce", leaders, site, site),
+        ("broadcast", here, site, site),
+    )
 
 
 def _bucket_level(bucket: Bucket, kind: Kind, group: str, senders: Site, receivers: Site) -> Collective:

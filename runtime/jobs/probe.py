@@ -26,6 +26,7 @@ from mpi4py import MPI
 from partc.runtime.jobs.measure import PROBE_FILE, Probe, Timing, samples_file
 from partc.runtime.supervision.messages import Position
 from partc.runtime.supervision.pulse import Pulse, failure_of
+from partc.runtime.transports.communication import LONG_SUM_BYTES
 
 _LONG_S = 0.2  # a message that takes so long is not repeated as often
 _NAP_S = 1e-3
@@ -137,7 +138,7 @@ def _together(probe: Probe, world: MPI.Intracomm) -> list[Timing]:
             whole: np.ndarray = whole,
         ) -> None:
             """Sum as training does: transports/mpi_dense.py."""
-            if world.size == 2:
+            if world.size == 2 or values.nbytes < LONG_SUM_BYTES:
                 world.Allreduce(values, summed)
             else:
                 world.Reduce_scatter_block(values[: whole.size], own)

@@ -29,6 +29,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 ROW_KINDS = frozenset({"gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows"})
 SHIFTS = {"shift_ahead": 1, "shift_back": -1}
+# Measured with 2 to 4 members, in one machine and at 1 Gbit/s (docs/benchmarks.md): shorter sums take the
+# same or less in one collective, and so does an all_reduce of two members.
+LONG_SUM_BYTES = 1 << 19
 _READS_COUNTS = frozenset({"scatter_rows", "all_to_all_rows"})
 
 

@@ -4,8 +4,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 from mpi4py import MPI
 
-from partc.runtime.plan.program import Plan
+from partc.runtime.plan.program import Plan, Start
 from partc.runtime.transports.communication import ROW_KINDS, Part
+from partc.runtime.transports.host_levels import levels_among
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from partc.runtime.transports.mover import Mover
 from partc.runtime.transports.mpi_dense import DenseHandle
@@ -26,11 +27,23 @@ class MPITransport:
         self._requests = Requests()
         self._groups: dict[tuple[int, ...], Group] = {}
         self._mover = Mover(self._advance)
+        hosts = {rank.rank: rank.host for rank in plan.ranks}
+        scattering = {
+            start.group
+            for start in plan.instructions
+            if isinstance(start, Start) and start.kind == "reduce_scatter"
+        }
+        scattered = {members for group in scattering for members in plan.groups[group]}
         # Sorted, so that all ranks create their common communicators in one order.
         for members in sorted({members for groups in plan.groups.values() for members in groups}):
             if world.rank in members and len(members) > 1:
                 first = world.Create_group(world.group.Incl(members))
-                self._groups[members] = Group(first, first.Dup(), self._requests)
+                levels = (
+                    levels_among(first, [hosts[member] for member in members])
+                    if members in scattered
+                    else None
+                )
+                self._groups[members] = Group(first, first.Dup(), self._requests, levels)
 
     def start(self, part: Part) -> Handle:
         """Begin a communication."""

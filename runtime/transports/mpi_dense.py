@@ -4,6 +4,8 @@ A long sum is an Ireduce_scatter, and then an Iallgatherv, or an Igatherv where 
 moves every byte once. MPICH's Iallreduce of 4 MB took 129 ms among three hosts at 1 Gbit/s, the two take
 68 ms; its Ireduce of 7 MB within a machine 6.9 ms, the two 3.7 ms. Of four chunks, the second collective
 of one fills the pauses in the first collective of the next: 6.6 MB among the same hosts, 117 ms whole, 79 ms.
+A long sum that is scattered among as many members on each host is scattered within hosts first: 8 MB among
+2 x 4, 170 ms at once, 69 ms.
 """
 
 from collections.abc import Callable
@@ -14,13 +16,10 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.plan.moves import Index
-from partc.runtime.transports.communication import Dense, Part
+from partc.runtime.transports.communication import LONG_SUM_BYTES, Dense, Part
 from partc.runtime.transports.mpi_handle import Array, Group, MPIHandle, PendingCollectives
 from partc.runtime.transports.rounded_sums import is_rounded, regions_of, rounded, sum_of
 
-# Measured with 2 to 4 members, in one machine and at 1 Gbit/s (docs/benchmarks.md): shorter sums take the
-# same or less in one collective, and so does an all_reduce of two members.
-LONG_SUM_BYTES = 1 << 19
 MOST_CHUNKS = 4  # each a long sum itself; eight took as long, or longer
 
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
@@ -33,6 +32,7 @@ class DenseHandle(MPIHandle):
         # (target, where in it, what arrived elsewhere)
         self._landings: list[tuple[Array, Index, Array]] = []
         self._sums: list[tuple[Array, Array]] = []  # (target, what members sent of it, rounded)
+        self._summed: list[Array] = []  # which mpi4py 4.1 does not keep while sums of them are under way
         super().__init__(part, group, progress)
 
     def _begin(self, comm: MPI.Intracomm) -> list[PendingCollectives]:
@@ -56,20 +56,11 @@ class DenseHandle(MPIHandle):
             case "exchange":
                 return [PendingCollectives(self._begin_exchange(dense, comm))]
             case "all_gather":
-                counts = list(start.counts)
-                return [
-                    PendingCollectives(
-                        _begin_all_gather(dense.target.reshape(-1), dense.source, counts, comm)
-                    )
-                ]
+                begin = _begin_all_gather if all(start.counts) else _begin_direct_gather
+                whole, counts = dense.target.reshape(-1), list(start.counts)
+                return [PendingCollectives(begin(whole, dense.source, counts, comm))]
             case "reduce_scatter":
-                region = np.empty(dense.target.size, _widen(dense.target.reshape(-1)).dtype)
-                self._landings.append((dense.target, (), region))
-                return [
-                    PendingCollectives(
-                        [self._begin_reduce_scatter(dense.source, region, list(start.counts), comm)]
-                    )
-                ]
+                return [self._begin_scattered_sum(dense, comm)]
         lands = start.kind == "all_reduce" or self.part.is_root
         whole = self._widened(dense.target) if lands else _widen(dense.source.reshape(-1))
         if self._in_two_phases(whole):
@@ -99,6 +90,27 @@ class DenseHandle(MPIHandle):
 
         return PendingCollectives([request], gather)
 
+    def _begin_scattered_sum(self, dense: Dense, comm: MPI.Intracomm) -> PendingCollectives:
+        """Sum each member's region there; of long values within hosts first.
+
+        There each sums the regions of those at its place on all hosts.
+        """
+        whole, counts = _widen(dense.source.reshape(-1)), np.array(self.part.start.counts)
+        region = np.empty(dense.target.size, whole.dtype)
+        self._landings.append((dense.target, (), region))
+        levels = self._group.levels
+        if levels is None or whole.nbytes < LONG_SUM_BYTES:
+            return PendingCollectives([self._begin_reduce_scatter(whole, region, counts.tolist(), comm)])
+        regions, sizes = np.split(whole, np.cumsum(counts)[:-1]), counts[levels.order]
+        by_place = np.concatenate([regions[member] for member in levels.order.ravel()])
+        of_place = np.empty(sizes[levels.place].sum(), whole.dtype)
+        request = self._begin_reduce_scatter(by_place, of_place, sizes.sum(axis=1).tolist(), levels.here)
+
+        def scatter(_: MPI.Intracomm) -> list[MPI.Request]:
+            return [self._begin_reduce_scatter(of_place, region, sizes[levels.place].tolist(), levels.across)]
+
+        return PendingCollectives([request], scatter)
+
     def _begin_shift(self, dense: Dense, comm: MPI.Intracomm) -> list[MPI.Request]:
         """Send to one neighbour, receive of the other. Two ranks' messages arrive in the order they begin."""
         requests: list[MPI.Request] = []
@@ -127,6 +139,7 @@ class DenseHandle(MPIHandle):
 
     def _begin_short_sum(self, whole: Array, comm: MPI.Intracomm) -> MPI.Request:
         operation = _OPERATIONS[self.part.start.reduction]
+        self._summed.append(whole)
         if self.part.start.kind == "all_reduce":
             return comm.Iallreduce(MPI.IN_PLACE, whole, operation)
         if self.part.is_root:
@@ -152,7 +165,8 @@ class DenseHandle(MPIHandle):
         self, source: Array, region: Array, counts: list[int], comm: MPI.Intracomm
     ) -> MPI.Request:
         operation = _OPERATIONS[self.part.start.reduction]
-        return comm.Ireduce_scatter(_widen(source.reshape(-1)), region, counts, operation)
+        self._summed.append(source)
+        return comm.Ireduce_scatter(source, region, counts, operation)
 
     def _widened(self, target: Array) -> Array:
         """Return the memory to reduce in place: the target's own where MPI can sum its type."""
@@ -165,12 +179,27 @@ class DenseHandle(MPIHandle):
 
 def _begin_all_gather(whole: Array, own: Array, counts: list[int], comm: MPI.Intracomm) -> list[MPI.Request]:
     """Gather regions of so many elements; a member's own may already be where it belongs."""
-    first = sum(counts[: comm.rank])
-    region = whole[first : first + own.size]
-    if region.ctypes.data != own.ctypes.data:
-        region[:] = own.reshape(-1)
+    _placed_regions(whole, own, counts, comm.rank)
     sizes = [count * whole.itemsize for count in counts]
     return [comm.Iallgatherv(MPI.IN_PLACE, [_bytes_of(whole), sizes, MPI.BYTE])]
+
+
+def _begin_direct_gather(
+    whole: Array, own: Array, counts: list[int], comm: MPI.Intracomm
+) -> list[MPI.Request]:
+    """Gather regions as above, each sent straight to all: who has none does not pass on those of others."""
+    regions = _placed_regions(whole, own, counts, comm.rank)
+    others = [member for member in range(comm.size) if member != comm.rank]
+    sent = [comm.Isend(_bytes_of(regions[comm.rank]), other) for other in others if counts[comm.rank]]
+    return sent + [comm.Irecv(_bytes_of(regions[other]), other) for other in others if counts[other]]
+
+
+def _placed_regions(whole: Array, own: Array, counts: list[int], rank: int) -> list[Array]:
+    """Return the members' regions of a whole, a rank's own with its content."""
+    regions = np.split(whole, np.cumsum(counts)[:-1])
+    if regions[rank].ctypes.data != own.ctypes.data:
+        regions[rank][:] = own.reshape(-1)
+    return regions
 
 
 def _begin_gather(whole: Array, own: Array, counts: list[int], comm: MPI.Intracomm) -> list[MPI.Request]:

@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.transports.communication import Part
+from partc.runtime.transports.host_levels import HostLevels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,11 +65,15 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The communicators of one group's first and second phases, and what waits for a second phase."""
+    """The communicators of one group's first and second phases, and what waits for a second phase.
+
+    `levels`: those by which long values are summed and scattered, None where that is done at once.
+    """
 
     first: MPI.Intracomm
     second: MPI.Intracomm
     requests: Requests
+    levels: HostLevels | None = None
     queue: deque[PendingCollectives] = field(default_factory=deque)
 
 

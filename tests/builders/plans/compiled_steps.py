@@ -57,13 +57,17 @@ class Compiled:
 
 
 def cluster_of(shape: str) -> Cluster:
-    """Return `hosts x workers`, such as 2x4; 2x2s has its servers in processes of their own."""
-    found = re.fullmatch(r"(\d+)x(\d+)(s?)", shape)
+    """Return `hosts x workers`, such as 2x4, or each host's workers, such as 3+1.
+
+    2x2s has its servers in processes of their own.
+    """
+    found = re.fullmatch(r"(?:(\d+)x(\d+)|([\d+]+))(s?)", shape)
     assert found is not None, shape
-    hosts, workers, separate = int(found[1]), int(found[2]), bool(found[3])
+    separate = bool(found[4])
+    workers = map(int, found[3].split("+")) if found[3] else [int(found[2])] * int(found[1])
     made = tuple(
-        Host(f"host{h}", tuple(_device(h, w, separate) for w in range(workers)), memory_bytes=2**32)
-        for h in range(hosts)
+        Host(f"host{h}", tuple(_device(h, w, separate) for w in range(count)), memory_bytes=2**32)
+        for h, count in enumerate(workers)
     )
     links = tuple(Link((host.name, "switch"), bytes_per_s=125e6, latency_s=25e-6) for host in made)
     return Cluster(CLUSTER_FORMAT, shape, made, switches=("switch",), links=links)

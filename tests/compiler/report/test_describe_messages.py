@@ -77,3 +77,20 @@ def test_meshes_are_told(batch: int | None, strategy: str, line: str, tmp_path: 
     assert not [words for words in told(compiled) if "touched rows" in words], "no gradient is sparse"
     page = (compiled.folder / "report.html").read_text(encoding="utf-8")
     assert OWN.findall(TextReader.read(page)) == []
+
+
+def test_sums_that_go_by_levels_are_told_level_by_level(tmp_path: Path) -> None:
+    forward = build_model("mlp", sizes=(512, 512, 8), batch=16)
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
+    strategy = "data=4,microbatches=2"
+
+    made = compile_step(import_training_graph(step), tmp_path / "out", "2x2", strategy, "global")
+
+    words = told(Compiled(made.compilation, made.compilation.cluster, made.folder.path))
+    sentences = [line for line in words if "layer0.weight" in line]
+    what = "gradients of layer0.weight, layer0.bias and 2 more and loss/ReduceMean"
+    assert sentences == [
+        f"Sum the {what} on each host\u2019s first worker along data",
+        f"Sum the {what} over the hosts\u2019 first ranks along data",
+        f"Hand the sum of the {what} to the ranks along data on each host",
+    ]

@@ -87,7 +87,8 @@ def priced(name: str) -> Priced:
 def test_data_parallelism_takes_as_long_as_its_plan(name: str) -> None:
     of = priced(name)
 
-    assert of.tasks.begin(of.start) == pytest.approx(of.whole_s(of.start), rel=0.15)
+    # The plan of half a millisecond begins a segment more.
+    assert of.tasks.begin(of.start) == pytest.approx(of.whole_s(of.start), rel=0.15, abs=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(2))

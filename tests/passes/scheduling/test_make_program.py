@@ -57,7 +57,7 @@ def test_one_host_reduces_once(tmp_path: Path) -> None:
 
 def test_hosts_reduce_locally_then_globally(tmp_path: Path) -> None:
     """Local aggregation (parallax.txt, section 5.3.2)."""
-    plan = compiled(tmp_path, "2x4", size=4096).plan
+    plan = compiled(tmp_path, "2x4", size=30_000).plan
 
     assert shown(plan.instructions) == [
         "run worker",

@@ -8,12 +8,12 @@ import pytest
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
+from partc.cost.strategy import STRATEGY_FORMAT, Shard, Strategy, Synchronisation
 from partc.models.catalogue import build_model
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.program import Start
-from partc.runtime.transports.communication import ROW_KINDS
-from partc.runtime.transports.mpi_dense import LONG_SUM_BYTES
+from partc.runtime.transports.communication import LONG_SUM_BYTES, ROW_KINDS
 from tests.builders.plans.compiled_steps import compile_step, random_batches
 
 SUMS = ("all_reduce", "reduce")
@@ -38,5 +38,45 @@ def test_daemons_sum_long_values_as_one_process_does(tmp_path: Path, cluster: st
     expected = train_in_process(done.folder, batches)
     for variable, value in expected.variables.items():
         np.testing.assert_allclose(actual.variables[variable], value, rtol=1e-5, atol=1e-7)
+    assert actual.disagreeing == ()
+    assert actual.payload_bytes == expected.payload_bytes
+
+
+def test_a_daemon_that_owns_nothing_is_sent_the_parts_of_those_that_do(tmp_path: Path) -> None:
+    train = build_training_graph(
+        build_model("mlp", sizes=(16, 12, 8), batch=12), loss="softmax_cross_entropy", optimizer=SGD(0.1)
+    )
+    owned = Synchronisation("servers", (Shard("host0", 0, 5), Shard("host2", 5, 16)))
+    strategy = Strategy(STRATEGY_FORMAT, "global", {"layer0.weight": owned})
+    done = compile_step(import_training_graph(train), tmp_path / "out", "3x1", strategy, "global")
+    batches = random_batches(done.plan, 3)
+    counts = [i.counts for i in done.plan.instructions if isinstance(i, Start) and i.kind == "all_gather"]
+    assert counts
+    assert all(0 in each for each in counts)
+
+    actual = Runner(done.folder).train(batches, len(batches))
+
+    expected = train_in_process(done.folder, batches)
+    for variable, value in expected.variables.items():
+        np.testing.assert_allclose(actual.variables[variable], value, rtol=1e-5, atol=1e-7)
+    assert actual.payload_bytes == expected.payload_bytes
+
+
+@pytest.mark.parametrize("cluster", ["2x2", "3x2", "3+1"])
+def test_daemons_scatter_long_sums_as_one_process_does(tmp_path: Path, cluster: str) -> None:
+    """By levels where hosts have as many members each."""
+    train = build_training_graph(
+        build_model("mlp", sizes=(240, 601, 96), batch=12), loss="softmax_cross_entropy", optimizer=SGD(0.1)
+    )
+    done = compile_step(import_training_graph(train), tmp_path / "out", cluster, "fsdp", "global")
+    batches = random_batches(done.plan, 3)
+    scattered = [i for i in done.plan.instructions if isinstance(i, Start) and i.kind == "reduce_scatter"]
+    assert max(start.payload_bytes for start in scattered) >= LONG_SUM_BYTES
+
+    actual = Runner(done.folder).train(batches, len(batches))
+
+    expected = train_in_process(done.folder, batches)
+    for variable, value in expected.variables.items():
+        np.testing.assert_allclose(actual.variables[variable], value, rtol=1e-4, atol=1e-6)
     assert actual.disagreeing == ()
     assert actual.payload_bytes == expected.payload_bytes

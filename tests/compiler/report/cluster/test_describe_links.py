@@ -27,8 +27,9 @@ Json = dict[str, Any]
 def between_two_hosts(folder: Path) -> Counter[tuple[str, str]]:
     """Return what each direction of the link between two hosts carries, from plan.json alone.
 
-    Two that sum a whole value each send it once, whichever way they do it, and so each of two pairs. Of a
-    value in regions each sends the other what it wants; of rows a half goes to either of the servers.
+    Two that sum a whole value each send it once, whichever way they do it, and so do two hosts' workers where
+    it is short. Of a value in regions each sends the other what it wants; of rows a half goes to either of
+    the servers.
     """
     plan = json.loads((folder / "plan.json").read_text())
     hosts = {rank["rank"]: rank["host"] for rank in plan["ranks"]}
@@ -49,7 +50,7 @@ def messages(start: Json, hosts: list[str]) -> Counter[tuple[str, str]]:
         return Counter({hop: ring.count(hop) * payload * (len(hosts) - 1) for hop in ring})
     if kind == "all_reduce" and len(hosts) == 4:
         one, other = hosts[0], hosts[2]
-        return Counter({(one, other): 2 * payload, (other, one): 2 * payload})
+        return Counter({(one, other): payload, (other, one): payload})
     one, other = hosts  # members
     there, back = (one, other), (other, one)
     if kind == "all_reduce":

@@ -1,0 +1,59 @@
+"""Sums along lines of workers: flat, which is one communication of all, or level by level, which is three.
+
+    flat     all_reduce       of the line
+    levels   reduce           of its members on each host, at the first of them
+             all_reduce       of these
+             broadcast        of its members on each host
+
+A short sum is flat: MPI takes its levels within the one collective. A long one crosses a host's link for each
+member on the host if it is flat, and once by levels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from partc.cost.cluster.profiles import PER_COMMUNICATION_S
+from partc.cost.network.collectives import (
+    AllReduce,
+    all_reduce,
+    all_reduce_by_levels,
+    has_levels,
+    rounded_all_reduce,
+)
+from partc.cost.network.families import Family, families_of, in_every
+from partc.cost.network.topology import Network
+from partc.cost.network.traffic import Phases, seconds_of
+
+Lines = Sequence[tuple[str, ...]]  # the ends that sum together, of each group
+
+
+def goes_by_levels(network: Network, lines: Lines, message_bytes: float, is_rounded: bool = False) -> bool:
+    """Tell whether sums along all lines, at the same time, are sooner made level by level than flat.
+
+    `is_rounded`: float32 of which 16 bits are sent, but within hosts where that is a level.
+    """
+    if not any(has_levels(network, line) for line in lines):
+        return False
+    families, way = families_of(network, lines), rounded_all_reduce if is_rounded else all_reduce
+    by_levels, flat = (take(network, families, message_bytes, way) for take in (_by_levels, _flat))
+    return seconds_of(network, by_levels) < seconds_of(network, flat)
+
+
+def all_reduce_along(network: Network, lines: Lines, message_bytes: float) -> Phases:
+    """Sum along all lines at the same time, in the way that is chosen.
+
+    By levels, the latency holds what two communications more cost those who begin them.
+    """
+    take = _by_levels if goes_by_levels(network, lines, message_bytes) else _flat
+    return take(network, families_of(network, lines), message_bytes, all_reduce)
+
+
+def _flat(network: Network, families: Sequence[Family], message_bytes: float, way: AllReduce) -> Phases:
+    return in_every(network, families, lambda line: way(network, line, message_bytes))
+
+
+def _by_levels(network: Network, families: Sequence[Family], message_bytes: float, way: AllReduce) -> Phases:
+    first, *rest = in_every(
+        network, families, lambda line: all_reduce_by_levels(network, line, message_bytes, way)
+    )
+    return replace(first, latency_s=first.latency_s + 2 * PER_COMMUNICATION_S), *rest

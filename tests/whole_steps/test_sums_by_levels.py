@@ -1,0 +1,85 @@
+"""Sums that go by levels, though they are short: every tensor of every rank is the single device's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Momentum
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.planning.mesh_sums import MeshSums
+from partc.models.catalogue import build_model
+from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.jobs.runner import Runner
+from partc.runtime.plan.program import Start
+from tests.builders.plans.compiled_steps import (
+    Compiled,
+    assert_trains_as_one_device,
+    compile_step,
+    random_batches,
+)
+from tests.whole_steps import test_random_devices, test_random_meshes
+
+
+@pytest.fixture(autouse=True)
+def by_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MeshSums, "_find_whether_by_levels", lambda *asked: True)
+
+
+def perceptron(folder: Path, cluster: str, strategy: str) -> Compiled:
+    forward = build_model("mlp", sizes=[12, 24, 24, 10], batch=24, dtype="float64")
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
+    return compile_step(import_training_graph(step), folder, cluster, strategy, "global")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy"),
+    [
+        ("2x2", "data=2,tensor=2"),
+        ("2x2", "tensor=4"),
+        ("2x2", "data=4,microbatches=2"),
+        ("2x2", "data=2,pipeline=2,microbatches=4"),
+        ("2x4", "data=4,tensor=2"),
+        ("3+1", "allreduce"),
+        ("3+1", "data=4,microbatches=2"),
+        ("3+1", "data=2,tensor=2"),
+        ("1+3+2", "data=3,tensor=2"),
+        ("1+3+2", "data=2,tensor=3"),
+        ("2+1", "tensor=3"),
+        ("4+2", "fsdp=3,tensor=2"),
+    ],
+)
+def test_ranks_of_uneven_hosts_train_as_one_device(cluster: str, strategy: str, tmp_path: Path) -> None:
+    compiled = perceptron(tmp_path, cluster, strategy)
+
+    groups = {i.group for i in compiled.plan.instructions if isinstance(i, Start)}
+    assert any(group.endswith("leaders") for group in groups)
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+@pytest.mark.parametrize("seed", range(0, 30, 3))
+def test_a_random_split_trains_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    test_random_meshes.check(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(0, 30, 3))
+def test_a_random_choice_of_devices_trains_as_on_one_device(seed: int, tmp_path: Path) -> None:
+    test_random_devices.check(seed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy"),
+    [("2x2", "data=4,microbatches=2"), ("3+1", "data=2,tensor=2"), ("3+1", "tensor=4")],
+)
+def test_daemons_train_as_one_process_does(cluster: str, strategy: str, tmp_path: Path) -> None:
+    compiled = perceptron(tmp_path, cluster, strategy)
+    batches = random_batches(compiled.plan, 2)
+
+    actual = Runner(compiled.folder).train(batches, len(batches))
+
+    expected = train_in_process(compiled.folder, batches)
+    for variable, value in expected.variables.items():
+        np.testing.assert_allclose(actual.variables[variable], value, rtol=1e-12)
+    assert actual.disagreeing == ()
+    assert actual.payload_bytes == expected.payload_bytes
