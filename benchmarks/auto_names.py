@@ -20,6 +20,7 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, LOWERING
+from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.compiler.search.whole_steps import names_for
 from partc.cost.cluster.cluster import Cluster, ranks_of, read_cluster
@@ -63,6 +64,7 @@ class Decided:
     taken_s: float
 
 
+@paused_collection()  # as in the command
 def decided(model: str, cluster: Cluster, batch: int) -> Decided:
     """Return what `auto` takes."""
     step = build_training_graph(build_model(model, batch=batch), loss=LOSSES[model], optimizer=SGD(0.1))

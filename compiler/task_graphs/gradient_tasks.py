@@ -12,8 +12,9 @@ from math import prod
 import numpy as np
 
 from partc.compiler.task_graphs.task_blocks import Draft, Ends, PlacedGroup, Sum, TaskBlock
+from partc.compiler.task_graphs.task_prices import ComputePrice
 from partc.compiler.task_graphs.tensor_moves import MeshPlace, Messages, SentTensor, TensorMoves, Where
-from partc.cost.simulation.task_arrays import Floats, Ints
+from partc.cost.simulation.task_arrays import Ints
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
@@ -75,13 +76,15 @@ class UpdateWriter:
     def write(self, updates: Sequence[UpdatedParameter]) -> TaskBlock:
         """Return the block of a bucket's updates."""
         workers = len(self._prices.workers)
-        memory, seconds = np.zeros(workers), np.zeros(workers)
+        memory, launching_s, computing_s = (np.zeros(workers) for _ in range(3))
         meshes: dict[MeshPlace, _OfMesh] = {}
         for update in updates:
             at = list(update.home.workers)
             own = self._local(update.parameter, update.layout, update.home.layout.mesh)
             memory[at] += (2 + self._followers.get(update.parameter, 0)) * own
-            seconds[at] += self._update_s(update)[at]
+            work = self._update_work(update)
+            launching_s[at] += work.launching_s[at]
+            computing_s[at] += work.computing_s[at]
             for term in update.terms:
                 of_mesh = meshes.setdefault(term.placed.place, _OfMesh(term.placed))
                 of_mesh.slots[term.slot] = None
@@ -89,18 +92,18 @@ class UpdateWriter:
                 self._add_term(of_mesh, update, term, own)
         draft = Draft(self._prices)
         ends = [self._bring_home(draft, of_mesh) for of_mesh in meshes.values()]
-        keepers = np.flatnonzero(seconds).astype(np.int32)
-        tasks = draft.tasks(keepers, seconds[keepers])
+        keepers = np.flatnonzero(launching_s + computing_s).astype(np.int32)
+        tasks = draft.computing(keepers, ComputePrice(launching_s, computing_s))
         for behind in ends:
             draft.wait_for_ends(behind, keepers, tasks)
         return draft.finish(memory=memory)
 
-    def _update_s(self, update: UpdatedParameter) -> Floats:
+    def _update_work(self, update: UpdatedParameter) -> ComputePrice:
         mesh = update.home.layout.mesh
         key = update.parameter, mesh.share(update.layout)
         if key not in self._work:
             self._work[key] = count_update(self._step, update.parameter, update.layout, mesh)
-        return self._prices.work(self._work[key], 0).seconds
+        return self._prices.work(self._work[key], 0)
 
     def _local(self, tensor: str, layout: Layout, mesh: Mesh) -> int:
         return -(-self._facts.nbytes(tensor) // mesh.share(layout))

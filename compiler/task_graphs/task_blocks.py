@@ -4,7 +4,9 @@ Of the blocks that it waits for a block names no tasks, but workers: what each o
 is the same whatever these blocks consist of.
 
 A communication is one task, which takes the time of all its members and lanes at once: it begins when all
-members are ready, of which each takes a little time of its own to begin with.
+members are ready, of which each takes a little time of its own to begin with. That is of its host, and its
+device computes nothing meanwhile: a segment ends where a communication begins, and what a host launches
+after it goes ahead of nothing that is before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -122,6 +124,12 @@ class Ends:
         ends.slots[at], ends.indices[at] = slot, at
         return ends
 
+    def copy(self) -> "Ends":
+        """Return equal ends, which change by themselves."""
+        ends = Ends(len(self.slots))
+        ends.slots[:], ends.indices[:] = self.slots, self.indices
+        return ends
+
     def put(self, workers: Ints | Sequence[int], indices: Ints | int) -> None:
         """Note tasks of the block itself."""
         self.slots[workers], self.indices[workers] = OWN, indices
@@ -190,7 +198,16 @@ class Draft:
         self.wait(ends.slots[workers], indices, targets)
 
     def communicate(self, moved: PricedCommunication, members: Ints, ends: Ends) -> int:
-        """Add a communication of workers, each ready at its end in `ends`; return the task."""
+        """Add a communication of workers, each ready at its end in `ends`; return the task.
+
+        Who has no end there only receives, and begins when all others do, as in a plan's one order.
+        """
+        has_end = ends.indices[members] >= 0
+        if has_end.any() and not has_end.all():
+            join = self.joins(1)
+            self.wait_for_ends(ends, members[has_end], int(join[0]))
+            ends = ends.copy()
+            ends.put(members[~has_end], join)
         return int(self.communicate_apart((moved,), members[None], ends)[0])
 
     def communicate_apart(self, moved: Sequence[PricedCommunication], members: Ints, ends: Ends) -> Ints:
@@ -199,14 +216,15 @@ class Draft:
         added = self._count + np.arange(count * (each + 1), dtype=np.int32).reshape(count, each + 1)
         tasks, begun = added[:, -1], added[:, :-1].ravel()
         self._count += count * (each + 1)
-        parts = np.ones((count, each + 1), np.int32)
+        beginning = np.stack((members, members + self._prices.launching(0)), 2).reshape(count, 2 * each)
+        parts = np.full((count, each + 1), 2, np.int32)
         parts[:, -1] = [each + len(own.lanes) for own in moved]
         self._parts.append(parts.ravel())
         communicating, lane = members + self._prices.communicating(0), self._prices.lane(0)
-        begin_s = np.full(each, PER_COMMUNICATION_S)
+        begin_s = np.full(2 * each, PER_COMMUNICATION_S)
         for number, own in enumerate(moved):
             self._sent += own.nbytes
-            self._resources += (members[number], communicating[number], own.lanes + lane)
+            self._resources += (beginning[number], communicating[number], own.lanes + lane)
             self._seconds += (begin_s, np.full(each, own.seconds), own.occupied_s)
         self.wait_for_ends(ends, members.ravel(), begun)
         self.wait(OWN, begun, np.repeat(tasks, each))

@@ -93,7 +93,7 @@ class TaskPrices:
         return 2 * len(self.workers) + lane
 
     def launching(self, worker: int) -> int:
-        """Return the resource that launches what a worker computes."""
+        """Return the resource that launches what a worker computes, and begins its communications."""
         return 2 * len(self.workers) + len(self.network.lanes) + worker
 
     @cached_property

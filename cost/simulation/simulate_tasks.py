@@ -6,6 +6,7 @@
 
 A part may be a launch: what a host does for the task's next part, on a device. As long as that device is
 busy, a launch waits for nothing but former launches: it goes ahead (docs/decisions/059-launches-go-ahead.md).
+What a host does last of a task launches nothing, and waits as other parts do.
 
 A resource takes tasks in the order of (ready, key). Keys ascend along dependencies, so a task's pair is
 greater than its predecessors' even where tasks take no time, and these rules allow one timeline only.
@@ -104,10 +105,11 @@ def replace_least(room: Room, size: int, ready: float, key: int) -> None:
 def run_task(contents: Contents, task: int, ready: float, room: Room, limit_s: float) -> float:
     """Have the parts of a task take their resources; return its end, infinity: a step is beyond the limit."""
     end = ready
-    for part in range(contents.part[task], contents.part[task + 1]):
+    last = contents.part[task + 1] - 1
+    for part in range(contents.part[task], last + 1):
         resource, seconds = contents.resource[part], contents.seconds[part]
         begun = max(ready, room.free[resource])
-        if resource >= room.launchers and ready <= room.free[contents.resource[part + 1]]:
+        if part < last and resource >= room.launchers and ready <= room.free[contents.resource[part + 1]]:
             begun = room.free[resource]
         ended = begun + seconds
         room.free[resource] = ended

@@ -123,7 +123,8 @@ class TaskGraph:
     """Tasks in blocks, all empty at first, on `resources` devices and links.
 
     sources    of each block, the earlier blocks that its tasks may wait for, by slot
-    launchers  the resources from this one on are hosts that launch what the next part of a task computes
+    launchers  the resources from this one on are hosts that launch what the next part of a task computes, if
+               it has one
     """
 
     def __init__(

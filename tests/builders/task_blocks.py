@@ -36,7 +36,7 @@ def block_of(block: int, tasks: list[Parts], dependencies: list[Dependency]) -> 
 def relaxed(contents: Contents, launcher: int | None = None) -> dict[Task, tuple[float, float]]:
     """Return each task's ready and end: first in, first out, applied until nothing changes.
 
-    `launcher`: a resource that goes ahead while that of the next part is busy.
+    `launcher`: a resource that goes ahead while that of the next part is busy, if there is one.
     """
     tasks = {
         (block, index): task for block, (given, _) in contents.items() for index, task in enumerate(given)
@@ -53,7 +53,8 @@ def relaxed(contents: Contents, launcher: int | None = None) -> dict[Task, tuple
         for task in sorted(tasks, key=lambda task: (ready[task], task)):
             ends = [ready[task]]
             for part, (resource, seconds) in enumerate(tasks[task]):
-                goes_ahead = resource == launcher and ready[task] <= free[tasks[task][part + 1][0]]
+                following = [other for other, _ in tasks[task][part + 1 : part + 2]]
+                goes_ahead = resource == launcher and any(ready[task] <= free[other] for other in following)
                 begun = free[resource] if goes_ahead else max(ready[task], free[resource])
                 free[resource] = begun + seconds
                 ends.append(free[resource])
@@ -68,7 +69,7 @@ class RandomMoves:
     of a few earlier ones, and what waits for a block that is changed is changed, too.
 
     Seconds are often equal, and often nothing, so that there are ties. The last of several resources launches
-    for the first.
+    for the first, or nothing.
     """
 
     def __init__(self, seed: int, blocks: int, resources: int) -> None:
@@ -112,6 +113,8 @@ class RandomMoves:
         resources = self._rng.choice(self.launcher, count, replace=False).tolist()
         if self.launcher < self.resources and 0 in resources and self.chance(0.7):
             resources.insert(resources.index(0), self.launcher)
+        elif self.launcher < self.resources and self.chance(0.2):
+            resources.append(self.launcher)
         return [(resource, self._seconds()) for resource in resources]
 
     def _seconds(self) -> float:

@@ -90,6 +90,16 @@ def test_launches_go_ahead_while_the_device_is_busy() -> None:
     assert graph.times(2).end.tolist() == [10.0]  # the device had waited for another: so does the launch
 
 
+def test_what_a_host_does_last_of_a_task_waits_for_what_the_task_waits_for() -> None:
+    contents: Contents = {
+        0: ([[(1, 1.0), (0, 5.0)], [(0, 2.0), (1, 2.0)], [(1, 1.0), (0, 1.0)]], [(0, 0, 1), (0, 1, 2)]),
+    }
+    graph = graph_of(contents, blocks=1, resources=2, launcher=1)
+
+    assert graph.full() == 8.0
+    assert graph.times(0).end.tolist() == [5.0, 7.0, 8.0]  # the last is launched at 7, not at 1
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_full_simulation_agrees_with_relaxation(seed: int) -> None:
     moves = RandomMoves(seed, blocks=16, resources=4)
