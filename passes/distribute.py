@@ -240,35 +240,22 @@ def find_split_ops(analysis: Analysis, configuration: Configuration) -> set[str]
 
     Once they are and facts are inferred again, this is to be asked again: a split may reach further ops.
     """
-    nodes = [
-        node
-        for node in analysis.training.graph.nodes
-        if can_expand(node, analysis.facts) and node.name not in configuration.wishes
-    ]
-    axes = _axes_of_a_replica(configuration.meshes)
-    if not nodes or not axes:
-        return set()
     graph = lay_out(analysis, {}, configuration)
     return {
         node.name
-        for node in nodes
+        for node in analysis.training.graph.nodes
+        if can_expand(node, analysis.facts) and node.name not in configuration.wishes
         for tensor, target in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
-        if _is_gathered(graph.layout(tensor.name), target, axes)
+        if _is_gathered(graph.layout(tensor.name), target, graph.meshes)
     }
 
 
-def _axes_of_a_replica(meshes: Meshes) -> set[int]:
-    """Return the mesh axes along which ranks of one replica divide its work."""
-    others = set(range(meshes.axes)) - {REPLICAS, meshes.microbatch_axis}
-    return {axis for axis in others if any(mesh.size(axis) > 1 for mesh in meshes.each)}
-
-
-def _is_gathered(native: Layout, target: Layout, axes: Collection[int]) -> bool:
-    """Tell whether ranks gather what they have parts of along mesh axes."""
+def _is_gathered(native: Layout, target: Layout, meshes: Meshes) -> bool:
+    """Tell whether ranks of one replica gather what they have parts of."""
     return any(
         isinstance(split, Split) and isinstance(target.along(axis), Replicate)
         for axis, split in native.splits()
-        if axis in axes
+        if axis not in (REPLICAS, meshes.microbatch_axis)
     )
 
 
