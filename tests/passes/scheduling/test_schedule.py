@@ -5,11 +5,13 @@ from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedul
 from tests.builders.graphs.small_steps import lowered_of, training_of
 from tests.passes.scheduling.test_bucket_communications import SPLIT, TWO_LAYERS, WHOLE
 
+OWNED_ROWS = {"W": ((0, 1), (1, 4)), "b": ((0, 0), (0, 3)), "V": ((0, 2), (2, 4))}
+
 
 def scheduled(lowered: LoweredGraph, text: str = TWO_LAYERS, limit_bytes: int = 10**6) -> list[Item]:
     shape = (512, 512) if text == LARGE else None
     whole = {name: shape or known for name, known in WHOLE.items()}
-    buckets = bucket_communications(lowered, whole, {}, limit_bytes)
+    buckets = bucket_communications(lowered, whole, OWNED_ROWS, limit_bytes)
     nodes = training_of(text, SPLIT).graph.nodes
     order = {node.name: index for index, node in enumerate(nodes)}
     places = {copy: order[node] for copy, node in lowered.original.items()}
