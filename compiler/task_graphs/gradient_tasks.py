@@ -74,7 +74,7 @@ class UpdateWriter:
                 self._followers[leader] = self._followers.get(leader, 0) + 1
 
     def write(self, updates: Sequence[UpdatedParameter]) -> TaskBlock:
-        """Return the block of a bucket's updates."""
+        """Return the block of a bucket's updates: behind what they wait for a segment begins."""
         workers = len(self._prices.workers)
         memory, launching_s, computing_s = (np.zeros(workers) for _ in range(3))
         meshes: dict[MeshPlace, _OfMesh] = {}
@@ -90,10 +90,12 @@ class UpdateWriter:
                 of_mesh.slots[term.slot] = None
                 of_mesh.homes.update(dict.fromkeys(update.home.workers))
                 self._add_term(of_mesh, update, term, own)
+        waits = any(of_mesh.sums or of_mesh.sent for of_mesh in meshes.values())
+        price = self._prices.begun(ComputePrice(launching_s, computing_s), int(waits))
         draft = Draft(self._prices)
         ends = [self._bring_home(draft, of_mesh) for of_mesh in meshes.values()]
         keepers = np.flatnonzero(launching_s + computing_s).astype(np.int32)
-        tasks = draft.computing(keepers, ComputePrice(launching_s, computing_s))
+        tasks = draft.computing(keepers, price)
         for behind in ends:
             draft.wait_for_ends(behind, keepers, tasks)
         return draft.finish(memory=memory)

@@ -124,15 +124,25 @@ class TaskPrices:
         each = threads_per_core(self.cluster)
         return np.array([each[w.host] if w.kind == "cpu" else 1.0 for w in self.workers])
 
+    @cached_property
+    def _start_s(self) -> Floats:
+        """Return what each worker takes to begin a segment, float64[workers]."""
+        numbers, ones = self._kinds
+        return np.array([start_s(one, self.cluster) for one in ones])[numbers] * self._crowding
+
     def work(self, work: Work, segments: int) -> ComputePrice:
         """Return how long work takes that is cut into some segments."""
         if (work, segments) not in self._work:
             numbers, ones = self._kinds
             each = np.array([apart_s(work, one, self.cluster, self.times) for one in ones])
-            each += segments * np.array([[start_s(one, self.cluster)] for one in ones]) * (each > 0)
-            launching_s, computing_s = each[numbers].T * self._crowding
-            self._work[work, segments] = ComputePrice(launching_s, computing_s)
+            price = ComputePrice(*each[numbers].T * self._crowding)
+            self._work[work, segments] = self.begun(price, segments)
         return self._work[work, segments]
+
+    def begun(self, price: ComputePrice, segments: int) -> ComputePrice:
+        """Return a price with what beginning some segments takes who has any of its work."""
+        begin_s = segments * self._start_s
+        return ComputePrice(*(own + begin_s * (own > 0) for own in (price.launching_s, price.computing_s)))
 
     def collective(self, kind: CollectiveKind, nbytes: int, members: tuple[int, ...]) -> PricedCommunication:
         """Return what a collective takes. `nbytes`: as in Collective."""

@@ -95,8 +95,7 @@ def priced(name: str, cluster: str = "cpus") -> Priced:
 def test_data_parallelism_takes_as_long_as_its_plan(name: str, cluster: str, within: float) -> None:
     of = priced(name, cluster)
 
-    one_segment_s = 1e-4  # the plan of attention, of half a millisecond, begins one more
-    assert of.tasks.begin(of.start) == pytest.approx(of.whole_s(of.start), rel=within, abs=one_segment_s)
+    assert of.tasks.begin(of.start) == pytest.approx(of.whole_s(of.start), rel=within)
 
 
 @pytest.mark.parametrize("seed", range(2))
