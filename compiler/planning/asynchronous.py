@@ -115,7 +115,7 @@ def _check_counters(lowered: LoweredGraph) -> None:
 
     Such a variable, a counter of steps, counts all pushes on servers but a worker's own steps there.
     """
-    whole = {s.variable for s in lowered.states if s.site == "server" and not _is_owned(lowered, s.value)}
+    whole = {s.variable for s in lowered.states if s.site == "server" and not lowered.is_in_rows(s.value)}
     dependents = {state.value: state.variable for state in lowered.states if state.variable in whole}
     for node in lowered.nodes:
         variables = [dependents[tensor.name] for tensor in node.inputs if tensor.name in dependents]
@@ -126,13 +126,8 @@ def _check_counters(lowered: LoweredGraph) -> None:
                 fix=_SYNCHRONOUS,
             )
         if variables:
-            outputs = (tensor.name for tensor in node.outputs if not _is_owned(lowered, tensor.name))
+            outputs = (tensor.name for tensor in node.outputs if not lowered.is_in_rows(tensor.name))
             dependents.update(dict.fromkeys(outputs, variables[0]))
-
-
-def _is_owned(lowered: LoweredGraph, value: str) -> bool:
-    meaning = lowered.meanings.get(value)
-    return meaning is not None and bool(meaning[1].rows_of)
 
 
 def _check_updates(plan: Plan, rank: Rank, folder: Path) -> None:

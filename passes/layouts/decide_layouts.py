@@ -88,11 +88,7 @@ class Decision:
         return tuple((entries, axes) for axes, entries in entries_of.items())
 
 
-def decide_one_axis(
-    site: Site,
-    inputs: Sequence[Placement],
-    outputs: Sequence[Placement],
-) -> Decision:
+def decide_one_axis(site: Site, inputs: Sequence[Placement], outputs: Sequence[Placement]) -> Decision:
     """Return the decision of a node that only the first mesh axis divides."""
     return Decision(site, (AxisDecision(tuple(inputs), tuple(outputs)),))
 

@@ -17,6 +17,7 @@ from partc.passes.rules.sharding_rules import node_facts
 from partc.runtime.plan.program import Site
 
 WHOLE_ON_WORKERS = Layout("worker")
+WHOLE_ON_SERVERS = Layout("server")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ One step is of one mesh axis, or of boxes among any ranks. Lowering emits the st
 from dataclasses import dataclass
 from typing import Literal
 
-from partc.passes.layouts.laid_out_graph import LaidOutGraph
+from partc.passes.layouts.laid_out_graph import WHOLE_ON_SERVERS, WHOLE_ON_WORKERS, LaidOutGraph
 from partc.passes.layouts.last_change import last_change
 from partc.passes.layouts.layouts import (
     REPLICAS,
@@ -53,9 +53,6 @@ TransferKind = Literal[
     "ReturnRows",
 ]
 
-WORKER_WHOLE = Layout(WORKER)
-SERVER_WHOLE = Layout("server")
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -87,7 +84,7 @@ def last_transfer(graph: LaidOutGraph, tensor: str, native: Layout, target: Layo
     if target.rows_of:
         return _to_rows(graph, tensor, native, target)
     if isinstance(native.along(REPLICAS), Partial) and graph.is_pushed(tensor, REPLICAS):
-        native = served_rows(graph.pushed[tensor]) if target == WORKER_WHOLE else WORKER_WHOLE
+        native = served_rows(graph.pushed[tensor]) if target == WHOLE_ON_WORKERS else WHOLE_ON_WORKERS
     if any(beyond.within != beyond for _, beyond in target.overlapping()):
         return Transfer("Pad", _within(target), target)
     if "server" in (native.site, target.site) and native.site != target.site:
@@ -109,15 +106,15 @@ def _to_rows(graph: LaidOutGraph, tensor: str, native: Layout, target: Layout) -
     if native.site == WORKER and isinstance(native.along(REPLICAS), Partial):
         return Transfer("Push", native, target)
     if tensor in graph.pushed and not graph.has_rows_of(tensor, target.rows_of):
-        return Transfer("TakeSlices", WORKER_WHOLE, target)
-    return Transfer("TakeRows", SERVER_WHOLE, target)
+        return Transfer("TakeSlices", WHOLE_ON_WORKERS, target)
+    return Transfer("TakeRows", WHOLE_ON_SERVERS, target)
 
 
 def _between_workers_and_servers(
     graph: LaidOutGraph, tensor: str, native: Layout, target: Layout
 ) -> Transfer:
     if not target.is_whole:
-        return last_transfer(graph, tensor, WORKER_WHOLE, target)
+        return last_transfer(graph, tensor, WHOLE_ON_WORKERS, target)
     if native.rows_of:
         return Transfer("Pull", native, target)
     return Transfer("ToServers" if target.site == "server" else "ToWorkers", Layout(native.site), target)

@@ -10,14 +10,15 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.exchange_rows import push_slices
 from partc.passes.indexed_rows.route_rows import INT64
-from partc.passes.layouts.layouts import Layout, served_rows
+from partc.passes.layouts.laid_out_graph import WHOLE_ON_WORKERS
+from partc.passes.layouts.layouts import served_rows
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 
 
 def gather_owned(lowering: Lowering, tensor: str, parameter: str) -> gs.Tensor:
     """Return on every worker what the servers own of a tensor."""
-    target = Layout("worker")
+    target = WHOLE_ON_WORKERS
     piece = lowering.need(tensor, served_rows(parameter))
     out = lowering.out
     result = gs.Variable(lowering.value_name(tensor, target), dtype=piece.dtype)
@@ -38,7 +39,7 @@ def gather_owned(lowering: Lowering, tensor: str, parameter: str) -> gs.Tensor:
 def take_owned_slices(lowering: Lowering, tensor: str, parameter: str) -> gs.Tensor:
     """Return each server's part of what workers computed from all servers' slices."""
     out = lowering.out
-    whole = lowering.need(tensor, Layout("worker"))
+    whole = lowering.need(tensor, WHOLE_ON_WORKERS)
     fed = gs.Variable(f"{tensor}.fed", dtype=whole.dtype)
     out.nbytes.setdefault(whole.name, lowering.facts.nbytes(tensor))
     counts = gs.Variable(f"{tensor}.fed.counts", dtype=INT64)

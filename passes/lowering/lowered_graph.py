@@ -234,6 +234,11 @@ class LoweredGraph:
         self.shapes[name] = shape
         return gs.Variable(name, dtype=np.dtype(np.int64))
 
+    def is_in_rows(self, value: str) -> bool:
+        """Tell whether servers have a value by the rows of a parameter."""
+        meaning = self.meanings.get(value)
+        return meaning is not None and bool(meaning[1].rows_of)
+
     def append(self, node: gs.Node, site: Site) -> None:
         """Append a compute node."""
         self.nodes.append(node)

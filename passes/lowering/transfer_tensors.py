@@ -11,6 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.request_rows import return_rows
+from partc.passes.layouts.laid_out_graph import WHOLE_ON_SERVERS
 from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,
@@ -21,7 +22,7 @@ from partc.passes.layouts.layouts import (
     Split,
     served_rows,
 )
-from partc.passes.layouts.reshard import SERVER_WHOLE, Transfer, TransferKind, last_transfer
+from partc.passes.layouts.reshard import Transfer, TransferKind, last_transfer
 from partc.passes.lowering.cut_part import Fold, cut_part, local_blocks
 from partc.passes.lowering.exchange import exchange
 from partc.passes.lowering.gather_owned import gather_owned, take_owned_slices
@@ -146,7 +147,7 @@ def _take_rows(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor
     constant_rows = _make_owned_constant(lowering, tensor, parameter)
     if constant_rows is not None:
         return constant_rows
-    whole = lowering.need(tensor, SERVER_WHOLE)
+    whole = lowering.need(tensor, WHOLE_ON_SERVERS)
     first = lowering.out.first_row(parameter)
     rows = lowering.out.row_count(parameter)
     end = lowering.out.emit("Add", [first, rows], f"{tensor}.end.{parameter}", INT64, "server")
@@ -170,7 +171,7 @@ def _make_owned_constant(lowering: Lowering, tensor: str, parameter: str) -> gs.
     row_shape = lowering.out.emit("Concat", [rows, sizes], name, INT64, "server", axis=0)
     value = lowering.value_name(tensor, served_rows(parameter))
     dtype = lowering.facts.dtypes[tensor]
-    operands = [lowering.need(t.name, SERVER_WHOLE) for t in node.inputs[:-1]]
+    operands = [lowering.need(t.name, WHOLE_ON_SERVERS) for t in node.inputs[:-1]]
     return lowering.out.emit(node.op, [*operands, row_shape], value, dtype, "server", **node.attrs)
 
 

@@ -129,17 +129,12 @@ class WorkCounter:
         known = self._lowered.nbytes.get(tensor.name, 0)
         if not known:
             return self._assumed.get(tensor.name, 0)
-        return known // self._servers if self._is_in_rows(tensor) else known
+        return known // self._servers if self._lowered.is_in_rows(tensor.name) else known
 
     def _flops(self, node: gs.Node) -> int:
         flops = self._lowered.flops.get(node.name, 0)
-        in_rows = any(self._is_in_rows(tensor) for tensor in (*node.inputs, *node.outputs))
+        in_rows = any(self._lowered.is_in_rows(tensor.name) for tensor in (*node.inputs, *node.outputs))
         return flops // self._servers if in_rows else flops
-
-    def _is_in_rows(self, tensor: gs.Tensor) -> bool:
-        """Tell whether servers divide a tensor by the rows of a parameter."""
-        meaning = self._lowered.meanings.get(tensor.name)
-        return meaning is not None and bool(meaning[1].rows_of)
 
     def _assume(self, node: gs.Node) -> None:
         """Give results that have no size one."""
