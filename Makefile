@@ -57,7 +57,7 @@ test-gpu: $(if $(GPU_PYTHON),,$(VENV)/installed-for-tests)
 	@$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/single_device.py --gpu --work resnet50 lm
 
 test-peers: $(PEERS)/installed
-	@timeout 300 $(PEERS)/bin/python -m pytest -q -m "peers and not long" tests/peers
+	@timeout 1200 $(PEERS)/bin/python -m pytest -q -m "peers and not long" $(TWO) tests/peers
 
 test-peers-all: $(PEERS)/vision/installed
 	@$(PEERS)/bin/python -m pytest -q -m peers tests/peers
