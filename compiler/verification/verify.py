@@ -212,7 +212,7 @@ def _repeatable(plan: Plan, data: Data, steps: int, seed: int) -> tuple[Data, It
     """Return the data that the ranks read, and the total batches: of a function, what it gives once."""
     batches = total_batches(plan, data, steps, seed)
     # A function may give other batches when called again; files and seeds give the same.
-    if isinstance(data, Path) or data == "synthetic" or str(data).endswith(".npz"):
+    if isinstance(data, Path) or (isinstance(data, str) and (data == "synthetic" or data.endswith(".npz"))):
         return data, iter(batches)
     stored = list(batches)
     return stored, iter(stored)

@@ -125,6 +125,7 @@ def test_a_rounded_plan_is_verified_within_its_type_and_not_as_an_exact_one(
     assert not verify(folder, steps=3, launcher=launch_in_process).passed
 
 
+@pytest.mark.reports
 def test_only_who_asks_for_it_gets_it_and_is_warned(tmp_path: Path) -> None:
     done("model", "mlp", "--set", "sizes=40,50,5", "-o", tmp_path / "forward.onnx")
     loss = ("--loss", "softmax_cross_entropy")

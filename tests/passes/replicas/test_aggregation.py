@@ -89,6 +89,7 @@ def test_one_batch_for_all_has_nothing_to_sum(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.reports
 def test_the_command_line_sums_and_fetches_and_a_strategy_file_remembers(tmp_path: Path) -> None:
     folder = make_mlp(tmp_path)
     asked = ("--sum-dense", "--fetch-gradients", "layer0.weight,layer1.bias")
