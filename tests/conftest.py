@@ -22,7 +22,7 @@ def no_child_infers_first(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 @pytest.fixture(autouse=True)
 def few_reports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the report of plans, but in tests of the report, or marked `reports`, and in one of eight others.
+    """Leave out plans' reports, but in tests of the report, or marked `reports`, and in one of eight others.
 
     Describing plans that no test looks at took a seventh of the suite's time.
     """
