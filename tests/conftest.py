@@ -1,5 +1,6 @@
 """What all tests have in common."""
 
+import signal
 import zlib
 
 import pytest
@@ -8,6 +9,12 @@ from partc.compiler.model_files import model_file
 from partc.compiler.output import describe_plan
 
 TESTS_A_REPORT = 8
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C come through where whoever started this ignores it: a shell does, in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
