@@ -23,6 +23,7 @@ STRATEGIES = ("auto", "hybrid", "allreduce", "ps")
 QUICK = {("auto", 0), ("hybrid", 1), ("allreduce", 2), ("ps", 1)}
 
 
+@pytest.mark.reports
 @pytest.mark.parametrize(
     ("strategy", "name", "batch"),
     [

@@ -165,7 +165,6 @@ def test_compiling_again_replaces_the_plan_and_leaves_nothing_beside_it(folder: 
     assert {path.name for path in tmp_path.iterdir()} <= {"out", "out.log"}
 
 
-@pytest.mark.reports
 def test_run_trains_and_saves_twice_and_verify_leaves_that_alone(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", out)

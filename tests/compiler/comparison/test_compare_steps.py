@@ -100,7 +100,6 @@ def test_without_a_run_of_this_plan_nothing_is_compared(folder: Path, tmp_path: 
     refused("compare", tmp_path, folder / "ps", fix="partc compile -o")
 
 
-@pytest.mark.reports
 def test_a_run_tells_and_keeps_why_it_took_so_long_and_leaves_the_plan_as_it_is(folder: Path) -> None:
     out = folder / "allreduce"
     before = (out / "plan.json").read_bytes()

@@ -188,7 +188,6 @@ def test_a_lower_rate_names_the_cores_that_senders_share(plan: PlanFolder) -> No
     assert told.endswith(", and 4 ranks share 2 cores")
 
 
-@pytest.mark.reports
 def test_a_page_of_another_version_says_that_it_cannot_draw_the_step(plan: PlanFolder) -> None:
     run = explained(plan, REAL, played(plan.plan, REAL))
     timeline = measured_timeline(plan.plan, typical_step(run.steps))

@@ -64,7 +64,6 @@ def test_no_variable_lies_where_messages_land(tmp_path: Path) -> None:
         assert not variables & {piece.value for piece in (*plan.slices, *rank.slices)}
 
 
-@pytest.mark.reports
 def test_the_report_says_that_it_departs_from_one_device(tmp_path: Path) -> None:
     compile_sessions("mlp, sgd", tmp_path / "out")
 

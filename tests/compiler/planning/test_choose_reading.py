@@ -80,7 +80,6 @@ def test_a_batch_of_no_size_of_its_own_must_divide() -> None:
     assert "--batch global with --size N=9" in refusal.value.fix
 
 
-@pytest.mark.reports
 def test_a_batch_per_replica_that_was_asked_for_is_told_in_the_plan_and_the_report(tmp_path: Path) -> None:
     compiled = compile_step(import_text(COUNTED), tmp_path / "out", "1x2")
 

@@ -55,7 +55,6 @@ def test_even_stages_need_no_reason(model: str) -> None:
     assert explained(onnx.load_from_string(soap_model(model)), "pipeline=2,microbatches=2") == ""
 
 
-@pytest.mark.reports
 def test_the_report_and_the_command_say_it(tmp_path: Path) -> None:
     training = import_training_graph(onnx.load_from_string(soap_model("gpt2")))
     made = compile_step(training, tmp_path / "out", "2x2", "pipeline=2,microbatches=2", "global")

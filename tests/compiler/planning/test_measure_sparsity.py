@@ -145,7 +145,6 @@ def test_the_measurement_lies_beside_the_plan_and_is_sealed_with_it(folder: Path
     assert not (folder / "assumed" / "sparsity.json").exists()
 
 
-@pytest.mark.reports
 def test_report_and_inspect_say_what_was_measured_and_what_is_assumed(folder: Path) -> None:
     report, assumed = ((folder / out / "report.html").read_text() for out in ("out", "assumed"))
 

@@ -71,7 +71,6 @@ def test_no_mode_and_no_name_is_quicker(seed: int, tmp_path: Path) -> None:
         assert [tried.step_s for tried in auto.compared if name in tried.names] in ([], [step_s]), name
 
 
-@pytest.mark.reports
 def test_wide_layers_are_split_and_train_as_one_device(tmp_path: Path) -> None:
     cluster = cluster_of("2x2")
 
@@ -89,7 +88,6 @@ def test_wide_layers_are_split_and_train_as_one_device(tmp_path: Path) -> None:
     assert f'{taken} <span class="tick">chosen</span>' in page
 
 
-@pytest.mark.reports
 def test_a_second_core_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step, cluster = wide_mlp(), cluster_of("2x2")
     alone = compiled(step, cluster, tmp_path / "alone", "auto")

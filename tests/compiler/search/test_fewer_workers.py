@@ -110,7 +110,6 @@ def test_quicker_hosts_come_first(count: int, hosts: set[str], tmp_path: Path) -
     assert {device.split("/")[0] for device in devices_of(found)} == hosts
 
 
-@pytest.mark.reports
 def test_auto_leaves_a_small_step_on_one_device(tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "train.onnx")
     (tmp_path / "cluster.json").write_bytes(msgspec.json.encode(cluster_of("2x2")))
