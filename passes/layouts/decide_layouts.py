@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.passes.graph.facts import TensorFacts
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.layouts import (
     Layout,
@@ -142,17 +143,26 @@ def divides(mesh: Mesh | Meshes, node: NodeFacts, decision: Decision) -> bool:
 
     Into parts of different sizes only where all sizes are known; of a table's rows, where theirs is.
     """
-    pairs = list(zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True))
-    varying = [tensor for tensor, layout in pairs if layout.varying()]
-    is_known = _has_known_sizes(node) or (
-        any(axis.cuts_table for axis in decision.axes) and all(tensor.has_fixed_sizes for tensor in varying)
-    )
-    if varying and not is_known:
+    if has_open_parts(node, decision):
         return False
+    pairs = _with_layouts(node, decision)
     shared = [f.mesh_axes for _, layout in pairs for f in layout.uneven() if len(f.mesh_axes) > 1]
     if not all(decision.axes[axis].entries for axes in shared for axis in axes):
         return False  # what windows reach for is told of parts along one axis
     return all(mesh.divides(layout, tensor.shape) for tensor, layout in pairs)
+
+
+def has_open_parts(node: NodeFacts, decision: Decision) -> bool:
+    """Tell whether parts would be of different sizes, while a size of the node is left open."""
+    varying = [tensor for tensor, layout in _with_layouts(node, decision) if layout.varying()]
+    is_known = _has_known_sizes(node) or (
+        any(axis.cuts_table for axis in decision.axes) and all(tensor.has_fixed_sizes for tensor in varying)
+    )
+    return bool(varying) and not is_known
+
+
+def _with_layouts(node: NodeFacts, decision: Decision) -> list[tuple[TensorFacts, Layout]]:
+    return list(zip((*node.inputs, *node.outputs), (*decision.inputs, *decision.outputs), strict=True))
 
 
 def _has_known_sizes(node: NodeFacts) -> bool:

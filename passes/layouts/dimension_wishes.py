@@ -16,7 +16,13 @@ import onnx_graphsurgeon as gs
 from partc.passes.analysis import Analysis
 from partc.passes.graph.facts import Facts
 from partc.passes.layouts.configuration import Wish
-from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides, whole_axis
+from partc.passes.layouts.decide_layouts import (
+    decide_axes,
+    decide_by_wish,
+    divides,
+    has_open_parts,
+    whole_axis,
+)
 from partc.passes.layouts.layouts import REPLICAS, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.layouts.strategy_meshes import BATCH
@@ -48,14 +54,26 @@ def wishes_of(
             wishes[axis] = wish
             decision = decide_by_wish(known, wish, mesh.size(axis))
             decisions[axis] = decision or whole_axis(node)
-            if decision is None or not divides(mesh, known, decide_axes(mesh, decisions)):
-                parts_asked = prod(mesh.size(a) for a, other in wishes.items() if other == wish)
-                raise BadStrategy(
-                    f"{node.op} {node.name!r} cannot split {dimension} into {parts_asked} parts",
-                    at=where,
-                    fix="`partc inspect --groups` lists what each op may split",
-                )
+            together = decide_axes(mesh, decisions)
+            if decision is None or not divides(mesh, known, together):
+                count = prod(mesh.size(a) for a, other in wishes.items() if other == wish)
+                raise _refusal(node, dimension, count, has_open_parts(known, together), where)
     return wishes
+
+
+def _refusal(node: gs.Node, dimension: str, count: int, is_open: bool, at: str) -> BadStrategy:
+    if not is_open:
+        return BadStrategy(
+            f"{node.op} {node.name!r} cannot split {dimension} into {count} parts",
+            at=at,
+            fix="`partc inspect --groups` lists what each op may split",
+        )
+    return BadStrategy(
+        f"{node.op} {node.name!r} cannot split {dimension} into {count} parts of different sizes: "
+        "a size of what it reads or makes is left open",
+        at=at,
+        fix="write a number of parts that divides it, or give the model a batch of a fixed size",
+    )
 
 
 def _check_divides_samples(mesh: Mesh, axis: int, at: str) -> None:

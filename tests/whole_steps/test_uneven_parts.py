@@ -214,6 +214,15 @@ def test_more_parts_than_an_op_has_entries_are_refused(tmp_path: Path) -> None:
         compile_step(training, tmp_path / "out", "2x2", strategy, "global")
 
 
+def test_parts_of_different_sizes_beside_an_open_size_are_refused_by_that_reason(tmp_path: Path) -> None:
+    training = import_text(MEANS.replace("double[7,5] x", "double[N,5] x"), sample_axes={"x": 0})
+    product_of = next(node.name for node in training.graph.nodes if node.op == "MatMul")
+    strategy = meshed({}, OpConfig(product_of, {"out:1": "tensor"}), data=2)
+    what = r"(?s)out:1 into 2 parts of different sizes: .* is left open.*at:.*out:1.*fix: .*fixed size"
+    with pytest.raises(BadStrategy, match=what):
+        compile_step(training, tmp_path / "out", "2x2", strategy, "global", {"N": 8})
+
+
 def test_more_replicas_than_samples_are_refused(tmp_path: Path) -> None:
     training = step("mlp", 3)
     with pytest.raises(UnsupportedModel, match=r"(?s)a batch of 3 does not divide among 4.*at:.*fix: "):
