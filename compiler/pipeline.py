@@ -33,6 +33,7 @@ BATCH = PipelinePhase("choose the batch", (stages.choose_batch, stages.measure_r
 ANALYSIS = PipelinePhase(
     "analyse",
     (
+        stages.fix_open_sizes,
         stages.assign_roles,
         stages.average_over_replicas,
         stages.add_gradient_outputs,
@@ -52,7 +53,9 @@ CHOICE = PipelinePhase(
 )
 ROW_ESTIMATE = PipelinePhase("check the row estimate", (stages.check_row_estimate,))
 LOWERING = PipelinePhase("lay out and lower", (stages.lower,))
-LOWERING_AS_DECIDED = PipelinePhase("lay out and lower", (stages.lower_as_decided,))
+LOWERING_AS_DECIDED = PipelinePhase(
+    "lay out and lower", (stages.expand_split_operators, stages.lower_as_decided)
+)
 ORDER = PipelinePhase("order", (stages.order,))
 SCHEDULE = PipelinePhase("schedule and write", (stages.schedule,))
 CHECKS = (

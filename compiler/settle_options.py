@@ -9,6 +9,7 @@ from partc.compiler.planning.asynchronous import strategy_of_sessions
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import Batch, Mode, Strategy
+from partc.passes.graph.fix_sizes import open_sizes
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import BadStrategy, BadUsage, some_of
 
@@ -44,11 +45,11 @@ def _check_rounding(options: Options, strategy: Mode | NamedStrategy | Strategy)
 
 def fill_sizes(values: Mapping[str, int], graph: TrainingGraph) -> dict[str, int]:
     """Return a value for every symbolic size of the graph. Raises BadUsage for one it does not have."""
-    names = {size for data in graph.data_inputs.values() for size in data.shape if isinstance(size, str)}
+    names = open_sizes(graph) | graph.fixed_sizes.keys()
     if stray := sorted(set(values) - names):
         fix = f"use {some_of(sorted(names))}" if names else "leave it out: the graph has no symbolic size"
         raise BadUsage(f"the graph has no symbolic size {stray[0]!r}", at="--size", fix=fix)
-    return {name: values.get(name, DEFAULT_BATCH) for name in sorted(names)}
+    return {name: values.get(name, DEFAULT_BATCH) for name in sorted(names)} | graph.fixed_sizes
 
 
 def choose_batch(requested: Batch | None, strategy: Mode | NamedStrategy | Strategy) -> Batch | None:

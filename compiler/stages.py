@@ -7,6 +7,7 @@ from types import NoneType
 import msgspec
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.options import Options
 from partc.compiler.output.describe_plan import describe_plan
 from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.planning.asynchronous import make_sessions
@@ -43,6 +44,7 @@ from partc.passes.distribute import (
 from partc.passes.graph.expand_normalised import expand
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.fetch_gradients import fetch_gradients
+from partc.passes.graph.fix_sizes import fix_sizes, open_sizes
 from partc.passes.graph.simplify import expand_casts
 from partc.passes.indexed_rows.expected_rows import expect_rows
 from partc.passes.replicas.average_replicas import average_replicas
@@ -94,6 +96,21 @@ def measure_rows(compilation: Compilation) -> None:
     compilation.sparsity = measure_sparsity(
         compilation.training, options.sample, options.sizes, batch, together
     )
+
+
+def fix_open_sizes(compilation: Compilation) -> None:
+    """Make the plan for one size alone, where more is divided than samples and variables.
+
+    How parts of operators lie in each other, and which has an entry more, follows from every size.
+    """
+    if divides_more(compilation.options) and open_sizes(compilation.training):
+        fix_sizes(compilation.training, compilation.options.sizes)
+
+
+def divides_more(options: Options) -> bool:
+    """Tell whether a strategy is asked for that divides more than samples and variables."""
+    strategy = options.chosen_strategy()
+    return isinstance(strategy, NamedStrategy | Strategy) and strategy.divides_more
 
 
 def assign_roles(compilation: Compilation) -> None:

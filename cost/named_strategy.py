@@ -55,6 +55,13 @@ class NamedStrategy:
     fills_tensor: bool = False
     workers: int | None = None
 
+    @property
+    def divides_more(self) -> bool:
+        """Tell whether more is divided than samples and variables, as its strategy's file says it."""
+        has_own_layouts = self.splits_dense or self.divides_layers or self.fills_tensor
+        is_grid = not self.sizes.keys() <= {"data"} or self.stages * (self.microbatches or 1) > 1
+        return has_own_layouts or is_grid or self.workers is not None
+
     def replicas(self, hosts: Sequence[str]) -> int:
         """Return how many replicas the workers make. `hosts`: of every worker. Raises BadUsage."""
         if self.divides_layers:

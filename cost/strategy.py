@@ -106,6 +106,11 @@ class Strategy(Record, frozen=True, omit_defaults=True):
         """Tell whether the workers are more than replicas: a grid, or operators' own devices."""
         return bool(self.mesh) or any(config.devices for config in self.ops)
 
+    @property
+    def divides_more(self) -> bool:
+        """Tell whether more is divided than samples and variables: operators, or a replica's batch."""
+        return len(self.mesh) > 1 or bool(self.ops) or self.stages * self.microbatches > 1
+
 
 @dataclass(frozen=True, slots=True)
 class SyncFacts:
@@ -138,8 +143,14 @@ class SyncFacts:
 
 
 def encode_strategy(strategy: Strategy) -> bytes:
-    """Return strategy.json: equal strategies give equal bytes."""
-    return msgspec.json.format(msgspec.json.encode(strategy, order="deterministic"), indent=1) + b"\n"
+    """Return strategy.json: equal strategies give equal bytes.
+
+    The axes of a mesh and the dimensions of a split keep their order, which tells who has which part.
+    """
+    variables = {name: dict(sorted(splits.items())) for name, splits in sorted(strategy.variables.items())}
+    parameters = dict(sorted(strategy.parameters.items()))
+    in_order = msgspec.structs.replace(strategy, variables=variables, parameters=parameters)
+    return msgspec.json.format(msgspec.json.encode(in_order), indent=1) + b"\n"
 
 
 def write_strategy(strategy: Strategy, path: Path) -> None:

@@ -34,6 +34,7 @@ from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.units import seconds
+from partc.runtime.data.batches import fixed_sizes
 from partc.runtime.plan.program import IDLE, Plan, rounding_of
 
 EPILOG = "Example: partc compile train.onnx -c examples/cluster-2x2.json -o out"
@@ -176,6 +177,9 @@ def _print_summary(compilation: Compilation, out: Path, warnings: list[str]) -> 
         note(f"data input {name}: " + ("the same for all" if axis is None else f"samples on axis {axis}"))
     for name in compilation.plan.unread_inputs:
         note(f"data input {name}: not read; no data is needed for it")
+    if fixed := fixed_sizes(compilation.plan):
+        told = ", ".join(f"{name} = {size}" for name, size in fixed.items())
+        tell(f"for {told} alone (--size): more than samples and variables is divided")
     if draws := compilation.plan.drawn_inputs:
         shared_count = sum(entry.sample_axis is None for entry in draws)
         note(f"drawn in every step: {len(draws)} inputs, {shared_count} of them the same for all")

@@ -31,6 +31,7 @@ from partc.compiler.report.methods import EXPLANATIONS
 from partc.compiler.report.section import ReportSource
 from partc.compiler.report.timeline.bar_events import list_longest
 from partc.compiler.report.timeline.draw_timeline import draw_timeline
+from partc.runtime.data.batches import fixed_sizes
 from partc.runtime.plan.program import Plan
 
 SectionValues = Mapping[str, object]
@@ -131,6 +132,7 @@ def assumptions_section(source: ReportSource) -> SectionValues:
         "sparsity": describe_sparsity(compilation.sparsity, compilation.facts),
         "has_sparse": any(fact.sparse for fact in compilation.facts),
         "sizes": sorted(plan.sizes.items()),
+        "are_fixed": bool(fixed_sizes(plan)),
         "batch": plan.batch,
         "asynchronous": bool(plan.asynchronous),
         "departures": plan.departures,

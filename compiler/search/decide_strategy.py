@@ -204,7 +204,7 @@ class _Names:
     """Names that are told apart by estimates, which a second core makes where there is one."""
 
     def __init__(self, compilation: Compilation, price: WholeSteps, processes: ExitStack) -> None:
-        self.price, self._compilation = price, compilation
+        self.price, self._compilation, self._first = price, compilation, price.first_of_fixed_sizes
         nodes = max(1, len(compilation.training.graph.nodes))
         hosts = compilation.worker_hosts
         laid_out = islice(names_for(hosts), max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes))
@@ -239,9 +239,9 @@ class _Names:
         if self._ahead is None:
             return self._estimated().names
         found = self._ahead.result()
-        self._compilation.analysis.weight_splits.update(found.weight_splits)
+        self._first.analysis.weight_splits.update(found.weight_splits)
         return found.names
 
     def _estimated(self) -> _Estimated:
-        names = estimate_names(self._compilation, self._names)
-        return _Estimated(names, tuple(self._compilation.analysis.weight_splits.items()))
+        names = estimate_names(self._first, self._names)
+        return _Estimated(names, tuple(self._first.analysis.weight_splits.items()))

@@ -116,7 +116,7 @@ class _Search:
         show: Show,
     ) -> None:
         assert price.first is not None, "it has priced the start"
-        self._first = price.first
+        self._first = price.first_of_fixed_sizes
         self.best, self._data_parallel = start, data_parallel
         self.proposals = 0
         self.remarks: list[str] = []

@@ -15,11 +15,13 @@ from partc.compiler.pipeline import ANALYSE, CHOICE, LOWERING, ORDER, run
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.settle_options import begin_compilation
+from partc.compiler.stages import divides_more
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK, WORKERS
 from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.strategy import Strategy
+from partc.passes.graph.fix_sizes import fix_sizes, open_sizes
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import InputError, NoPlacement
 from partc.runtime.log import silent_log
@@ -47,6 +49,7 @@ class WholeSteps:
     taken_s: list[float] = field(default_factory=list)  # that pricing took, of each
     replicas: int | None = None  # that a batch per replica allows: those of data parallelism
     first: Compilation | None = None  # data parallelism's, analysed
+    _fixed: Compilation | None = None  # so too, with numbers for what the first leaves open
     _quickest: tuple[Priced, Compilation] | None = field(default=None, repr=False)
 
     def __call__(self, name: str, strategy: str | Strategy) -> Priced | None:
@@ -100,21 +103,36 @@ class WholeSteps:
             self._quickest = priced, compilation
         return priced
 
+    @property
+    def first_of_fixed_sizes(self) -> Compilation:
+        """Return the step as what divides more than samples has it: analysed, every size a number."""
+        assert self.first is not None, "data parallelism was priced"
+        if not open_sizes(self.first.training):
+            return self.first
+        if self._fixed is None:
+            training = self.read()
+            fix_sizes(training, self.first.options.sizes)
+            self._fixed = begin_compilation(training, self.cluster, self.options)
+            run(ANALYSE, self._fixed)
+        return self._fixed
+
     def _begin(self, options: Options) -> Compilation:
-        shared = self._shared
+        shared = self._shared_by(options)
         return begin_compilation(self.read() if shared is None else shared.training, self.cluster, options)
 
-    @property
-    def _shared(self) -> Compilation | None:
-        """Return the first step, unless its graph was written anew."""
-        return None if self.first is None or self.first.is_expanded else self.first
+    def _shared_by(self, options: Options) -> Compilation | None:
+        """Return the first step of its kind, unless its graph was written anew."""
+        if self.first is None:
+            return None
+        first = self.first_of_fixed_sizes if divides_more(options) else self.first
+        return None if first.is_expanded else first
 
     def _analyse(self, compilation: Compilation) -> None:
         """Analyse the step, or take over what is known of it: the same for any number of replicas.
 
         Only a batch per replica is analysed for a number of them, and all its strategies have the first's.
         """
-        first = self._shared
+        first = self._shared_by(compilation.options)
         if first is None:
             run(ANALYSE, compilation)
             return

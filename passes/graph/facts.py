@@ -164,9 +164,10 @@ def infer_facts(training: TrainingGraph, sizes: Mapping[str, int], replicas: int
     _standardise_replica_ops(model, {AVERAGE: "Identity", SUM: "Sum"}, replicas)
     shapes, dtypes, values = _infer(model, sizes, replicas)
     known = {name: shape for name, shape in shapes.items() if UNKNOWN not in shape}
-    if not sizes:
+    doubled = {n: size if n in training.fixed_sizes else 2 * size for n, size in sizes.items()}
+    if doubled == sizes:
         return Facts(shapes, dtypes, values, frozenset(known), frozenset(values), shapes)
-    other_shapes, _, other_values = _infer(model, {name: 2 * size for name, size in sizes.items()}, replicas)
+    other_shapes, _, other_values = _infer(model, doubled, replicas)
     return Facts(
         shapes,
         dtypes,

@@ -108,6 +108,7 @@ class TrainingGraph:
     output_names: dict[str, str] = field(default_factory=dict)  # output -> what the user calls it
     unread_inputs: tuple[str, ...] = ()  # of the user's graph, that nothing reads which leads to an output
     are_gradients_found: bool = False  # by looking for them: the file does not record them
+    fixed_sizes: dict[str, int] = field(default_factory=dict)  # symbolic ones that were given numbers
 
     def varying_inputs(self) -> list[str]:
         """Return the inputs that differ from replica to replica: samples, their draws, its shard."""

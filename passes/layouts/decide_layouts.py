@@ -153,7 +153,7 @@ def divides(mesh: Mesh | Meshes, node: NodeFacts, decision: Decision) -> bool:
 
 
 def has_open_parts(node: NodeFacts, decision: Decision) -> bool:
-    """Tell whether parts would be of different sizes, while a size of the node is left open."""
+    """Tell whether parts would be of different sizes, while a size of the node is not known."""
     varying = [tensor for tensor, layout in _with_layouts(node, decision) if layout.varying()]
     is_known = _has_known_sizes(node) or (
         any(axis.cuts_table for axis in decision.axes) and all(tensor.has_fixed_sizes for tensor in varying)

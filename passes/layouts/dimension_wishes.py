@@ -70,9 +70,9 @@ def _refusal(node: gs.Node, dimension: str, count: int, is_open: bool, at: str) 
         )
     return BadStrategy(
         f"{node.op} {node.name!r} cannot split {dimension} into {count} parts of different sizes: "
-        "a size of what it reads or makes is left open",
+        "a size of what it reads or makes is told by the data alone",
         at=at,
-        fix="write a number of parts that divides it, or give the model a batch of a fixed size",
+        fix="write a number of parts that divides it, or leave the op whole",
     )
 
 

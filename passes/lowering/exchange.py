@@ -25,10 +25,9 @@ def exchange(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor:
     source, target = transfer.source, transfer.target
     if not lowering.graph.has_fixed_pieces(tensor):
         raise UnsupportedModel(
-            "a tensor whose size is not known when compiling goes between devices of operators' own",
+            "a tensor whose size the data alone tells goes between devices of operators' own",
             at=f"tensor {tensor!r}",
-            fix="give the batch and other symbolic sizes numbers in the model, as `partc grad --batch-size` "
-            "does, or give the operators that share it the same devices",
+            fix="give the operators that share it the same devices",
         )
     operand = lowering.need(tensor, source)
     result = gs.Variable(lowering.value_name(tensor, target), dtype=lowering.facts.dtypes[tensor])

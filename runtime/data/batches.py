@@ -33,6 +33,12 @@ def samples_of_step(plan: Plan) -> int | None:
     return None
 
 
+def fixed_sizes(plan: Plan) -> dict[str, int]:
+    """Return the symbolic sizes of the model that the plan is made for, and for no others."""
+    open_sizes = {size for entry in plan.data_inputs for size in entry.shape if isinstance(size, str)}
+    return {name: size for name, size in plan.sizes.items() if name not in open_sizes}
+
+
 def sizes_of(plan: Plan, batch: Mapping[str, Array]) -> dict[str, int]:
     """Return the symbolic sizes that a checked total batch shows."""
     sizes: dict[str, int] = {}
@@ -148,7 +154,8 @@ def check_input(plan: Plan, data_input: DataInput, array: Array, place: str = ""
         raise BadData(
             f"a batch has shape {list(array.shape)}, the model reads {list(expected)}",
             at=f"{place}data input {data_input.name!r}",
-            fix=f"supply the samples of all {plan.replicas} replicas together, shaped {list(expected)}",
+            fix=f"supply the samples of all {plan.replicas} replicas together, shaped {list(expected)}"
+            + "".join(f", or compile with another --size {name}" for name in fixed_sizes(plan)),
         )
     axis = data_input.sample_axis
     if axis is not None and isinstance(data_input.shape[axis], str) and array.shape[axis] % plan.replicas:

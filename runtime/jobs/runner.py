@@ -18,7 +18,7 @@ from partc.runtime.checkpoints.manifest import refuse_others
 from partc.runtime.checkpoints.resume import StartPoint, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
-from partc.runtime.data.batches import check_total_batch, sizes_of
+from partc.runtime.data.batches import check_total_batch, fixed_sizes, sizes_of
 from partc.runtime.data.checkpoint import read_arrays, write_arrays
 from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.data.sample_files import is_of_samples
@@ -291,9 +291,16 @@ def _check_request(steps: int, timeout_s: float, read_after: Collection[int], is
 
 def _check_sizes(sizes: Mapping[str, int], plan: Plan) -> None:
     known = {size for entry in plan.data_inputs for size in entry.shape if isinstance(size, str)}
-    if unknown := sorted(sizes.keys() - known - plan.sizes.keys()):
+    fixed = fixed_sizes(plan)
+    if unknown := sorted(sizes.keys() - known - fixed.keys()):
         fix = one_of(sorted(known), unknown[0]) if known else "leave it out: this plan's sizes are all fixed"
         raise BadUsage(f"no symbolic size {unknown[0]!r}", at="sizes", fix=fix)
+    if other := sorted(name for name in sizes.keys() & fixed.keys() if sizes[name] != fixed[name]):
+        raise BadUsage(
+            f"the plan is for {other[0]} = {fixed[other[0]]} alone, not {sizes[other[0]]}",
+            at="sizes",
+            fix=f"compile with --size {other[0]}={sizes[other[0]]}",
+        )
 
 
 def _check_traced(traced: TracedSteps, done: int, steps: int) -> None:

@@ -324,13 +324,14 @@ def instructions_of(plan: Plan, rank: Rank) -> tuple[Instruction, ...]:
 def numbered_instructions_of(plan: Plan, rank: Rank) -> tuple[tuple[int, Instruction], ...]:
     """Return rank's program with the instructions' places in the shared list."""
     waited = {i.tag_id for i in plan.instructions if isinstance(i, Start) and i.group in rank.groups}
+    sites, sites_of_waits = frozenset(rank.sites), frozenset((None, *rank.sites))
 
     def concerns(instruction: Instruction) -> bool:
         if isinstance(instruction, Start):
             return instruction.tag_id in waited
         if isinstance(instruction, Wait):
-            return instruction.tag_id in waited and instruction.site in (None, *rank.sites)
-        return instruction.site in rank.sites
+            return instruction.tag_id in waited and instruction.site in sites_of_waits
+        return instruction.site in sites
 
     return tuple(
         (at, instruction) for at, instruction in enumerate(plan.instructions) if concerns(instruction)

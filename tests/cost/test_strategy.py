@@ -5,8 +5,10 @@ import pytest
 
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, read_cluster
 from partc.cost.strategy import (
+    MESH_STRATEGY_FORMAT,
     STRATEGY_FORMAT,
     Method,
+    OpConfig,
     Shard,
     Strategy,
     SyncFacts,
@@ -43,6 +45,18 @@ def test_a_strategy_survives_writing_and_reading_and_equal_ones_give_equal_bytes
 
     assert read_strategy(tmp_path / "one.json") == one
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "other.json").read_bytes()
+
+
+def test_axes_and_dimensions_keep_their_order(tmp_path: Path) -> None:
+    split: dict[str, int | str] = {"out:1": 2, "in:0:1": 2, "batch": 1}
+    ops = (OpConfig("fc", split, devices=("h/cpu0", "h/cpu1", "h/cpu2", "h/cpu3")),)
+    mesh = {"rows": 2, "columns": 3, "data": 1}
+    write_strategy(Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh=mesh, ops=ops), tmp_path / "s.json")
+
+    read = read_strategy(tmp_path / "s.json")
+
+    assert list(read.mesh) == list(mesh)
+    assert list(read.ops[0].split or ()) == list(split)
 
 
 @pytest.mark.parametrize(

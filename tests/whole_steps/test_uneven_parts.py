@@ -214,13 +214,30 @@ def test_more_parts_than_an_op_has_entries_are_refused(tmp_path: Path) -> None:
         compile_step(training, tmp_path / "out", "2x2", strategy, "global")
 
 
-def test_parts_of_different_sizes_beside_an_open_size_are_refused_by_that_reason(tmp_path: Path) -> None:
-    training = import_text(MEANS.replace("double[7,5] x", "double[N,5] x"), sample_axes={"x": 0})
+# As many rows of a table as the data says are added to what is split.
+COUNTED_ROWS = """
+step (double[8,5] x, int64[1] n, double[6,5] a, double[5,3] W) => (double loss, double[5,3] W_next)
+<double rate = {0.1}, int64[1] none = {0}, int64[1] rows = {0}> {
+    some = Slice (a, none, n, rows)
+    y = MatMul (some, W)
+    loss = ReduceSum <keepdims = 0> (y)
+    xs = ReduceSum <keepdims = 0> (x)
+    part = Mul (W, rate)
+    scaled = Mul (part, xs)
+    W_next = Sub (W, scaled)
+}
+"""
+
+
+def test_parts_of_different_sizes_beside_a_size_of_the_data_are_refused_so(
+    tmp_path: Path,
+) -> None:
+    training = import_text(COUNTED_ROWS, sample_axes={"x": 0, "a": None, "n": None})
     product_of = next(node.name for node in training.graph.nodes if node.op == "MatMul")
     strategy = meshed({}, OpConfig(product_of, {"out:1": "tensor"}), data=2)
-    what = r"(?s)out:1 into 2 parts of different sizes: .* is left open.*at:.*out:1.*fix: .*fixed size"
+    what = r"(?s)out:1 into 2 parts of different sizes: .* by the data alone.*at:.*out:1.*fix: .*divides it"
     with pytest.raises(BadStrategy, match=what):
-        compile_step(training, tmp_path / "out", "2x2", strategy, "global", {"N": 8})
+        compile_step(training, tmp_path / "out", "2x2", strategy, "global")
 
 
 def test_more_replicas_than_samples_are_refused(tmp_path: Path) -> None:

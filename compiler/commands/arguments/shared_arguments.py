@@ -87,7 +87,8 @@ SizesArgument = Annotated[
     list[str],
     typer.Option(
         "--size",
-        help="NAME=N: the value of a symbolic size, for pricing and data.",
+        help="NAME=N: the value of a symbolic size, for pricing and data. Where more than samples is divided "
+        "the plan is for it alone.",
         rich_help_panel=panels.STEP,
     ),
 ]

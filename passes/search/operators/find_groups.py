@@ -48,10 +48,11 @@ def find_groups(training: TrainingGraph, facts: Facts, main: Collection[str]) ->
     if not nodes:
         nodes = [node for node in training.graph.nodes if node.name in main]
     behind = find_variables_behind(nodes, training.variables, facts)
+    reads = [_variables(node, behind) for node in nodes]
     heads = [
         place
         for place, node in enumerate(nodes)
-        if _is_head(rule_of(node, facts), _variables(node, behind) & training.gradients.keys())
+        if _is_head(rule_of(node, facts), reads[place] & training.gradients.keys())
     ]
     light = _count_light(nodes, heads)
     zeros = find_zeros(training.graph, facts)
@@ -60,7 +61,7 @@ def find_groups(training: TrainingGraph, facts: Facts, main: Collection[str]) ->
             nodes[place].name,
             nodes[place].op,
             facts.shape(nodes[place].outputs[0].name),
-            tuple(name for name in training.variables if name in _variables(nodes[place], behind)),
+            tuple(name for name in training.variables if name in reads[place]),
             light[place],
             dict(_splits(nodes[place], facts, zeros)),
         )

@@ -275,12 +275,12 @@ def _trained(forward: onnx.ModelProto, optimizer: Optimizer, **options: object) 
     return bytes(step.SerializeToString())
 
 
-def _gpt2() -> bytes:
-    return _step(GPT2, Adam(0.01, epsilon=1e-3), {"causal_": np.triu(np.full((1, 1, 6, 6), -1e4), 1)})
+def _gpt2(text: str) -> bytes:
+    return _step(text, Adam(0.01, epsilon=1e-3), {"causal_": np.triu(np.full((1, 1, 6, 6), -1e4), 1)})
 
 
-def _convolutions() -> bytes:
-    return _step(CONVOLUTIONS, Momentum(0.1), {"mean_": np.zeros(4), "variance_": np.ones(4)})
+def _normalised_images(text: str) -> bytes:
+    return _step(text, Momentum(0.1), {"mean_": np.zeros(4), "variance_": np.ones(4)})
 
 
 def _translation() -> bytes:
@@ -290,24 +290,51 @@ def _translation() -> bytes:
     return _trained(forward, SGD(0.3))
 
 
-MODELS: dict[str, Callable[[], bytes]] = {
+WRITTEN: dict[str, tuple[str, Callable[[str], bytes]]] = {
+    "convolutions": (CONVOLUTIONS, _normalised_images),
+    "odd images": (ODD_IMAGES, _normalised_images),
+    "spread images": (SPREAD_IMAGES, lambda text: _step(text, Momentum(0.1))),
+    "bert": (BERT, lambda text: _step(text, SGD(0.3))),
+    "gpt2": (GPT2, _gpt2),
+    "tied translation": (TIED_TRANSLATION, lambda text: _step(text, SGD(0.3), clip_global_norm=0.5)),
+}
+BUILT: dict[str, Callable[[], bytes]] = {
     "mlp": lambda: training_model("mlp, adagrad"),
     "lm": lambda: training_model("lm, adagrad, clipped"),
-    "convolutions": _convolutions,
-    "odd images": lambda: _step(ODD_IMAGES, Momentum(0.1), {"mean_": np.zeros(4), "variance_": np.ones(4)}),
-    "spread images": lambda: _step(SPREAD_IMAGES, Momentum(0.1)),
-    "bert": lambda: _step(BERT, SGD(0.3)),
-    "gpt2": _gpt2,
     "clipped attention": lambda: bytes(
         attention_step(Momentum(0.1), clip_global_norm=0.1).SerializeToString()
     ),
     "translation": _translation,
-    "tied translation": lambda: _step(TIED_TRANSLATION, SGD(0.3), clip_global_norm=0.5),
     "tied embedding": lambda: training_model("tied embedding"),
 }
+MODELS = (
+    "mlp",
+    "lm",
+    "convolutions",
+    "odd images",
+    "spread images",
+    "bert",
+    "gpt2",
+    "clipped attention",
+    "translation",
+    "tied translation",
+    "tied embedding",
+)
+OPEN_BATCH = "N"
 
 
 @cache
 def soap_model(name: str) -> bytes:
     """Return a step's bytes, made once."""
-    return MODELS[name]()
+    if name in BUILT:
+        return BUILT[name]()
+    text, build = WRITTEN[name]
+    return build(text)
+
+
+@cache
+def open_soap_model(name: str) -> bytes:
+    """Return a step's bytes, of one whose batch is left open, as exporters leave it."""
+    text, build = WRITTEN[name]
+    fed = rf"\[\d+((?:,\d+)*\]\s+(?:{FED.pattern})\b)"
+    return build(re.sub(fed, rf"[{OPEN_BATCH}\1", text))

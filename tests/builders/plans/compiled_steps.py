@@ -124,12 +124,15 @@ def compile_as_allowed(
     strategy: Strategy,
     batch: str,
     recompute_bytes: int | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Compiled:
     """Compile; without the entries of operators whose split is refused beside what else there is to split."""
     while True:
         try:
             training = import_training_graph(model)
-            return compile_step(training, out, cluster, strategy, batch, recompute_bytes=recompute_bytes)
+            return compile_step(
+                training, out, cluster, strategy, batch, sizes, recompute_bytes=recompute_bytes
+            )
         except BadStrategy as refused:
             found = re.match(r"ops\[(\d+)\]: split", refused.at)
             if found is None or not re.search("too few entries for|beside what else", refused.what):

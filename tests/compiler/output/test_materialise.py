@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import onnx
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
@@ -12,8 +13,11 @@ from partc.compiler.pipeline import compile_graph
 from partc.cost.cluster.cluster import read_cluster
 from partc.cost.strategy import read_strategy, write_strategy
 from partc.runtime.plan.program import Aggregation, Run, instructions_of
-from tests.builders.plans.compiled_steps import cluster_of, compile_step
+from tests.builders.graphs.soap_models import MODELS, soap_model
+from tests.builders.plans.compiled_steps import cluster_of, compile_as_allowed, compile_step
+from tests.builders.plans.random_soap import random_soap
 from tests.checks.command_line import CLUSTER, done, hashes_of, make_mlp, refused
+from tests.checks.float64_windows import open_in_float64
 from tests.whole_steps.test_distributed_numerics import imported
 
 CASES = [
@@ -150,3 +154,50 @@ def test_a_strategy_that_leaves_something_open_is_refused(compiled: Path, tmp_pa
         at=name,
         fix="that `partc compile` wrote",
     )
+
+
+DRAWN = [(model, seed) for model in MODELS for seed in range(12)]
+SAMPLED = [("mlp", 4), ("odd images", 0), ("bert", 5)]  # a grid, devices of their own, both
+
+
+def check_drawn(model: str, seed: int, folder: Path) -> None:
+    batch = ("global", "per-replica")[seed % 2]
+    step = onnx.ModelProto.FromString(soap_model(model))
+    training = import_training_graph(step)
+    samples = next(e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None)
+    assert isinstance(samples, int)
+    cluster, strategy = random_soap(training, batch, samples, seed, are_equal=seed % 3 != 0)
+    made = compile_as_allowed(step, folder / "out", cluster, strategy, batch)
+    written = read_strategy(folder / "out" / "strategy.json")
+
+    for rank in (made.plan.ranks[0], made.plan.ranks[-1]):
+        decisions = Decisions(import_training_graph(step), written, cluster_of(cluster), made.plan.sizes)
+        materialise(decisions, rank.rank, folder / f"rank{rank.rank}", made.plan)
+
+
+@pytest.mark.parametrize(("model", "seed"), SAMPLED)
+def test_any_degrees_on_any_devices_are_made_alike(
+    model: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_in_float64(monkeypatch)
+    check_drawn(model, seed, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("model", "seed"), [drawn for drawn in DRAWN if drawn not in SAMPLED])
+def test_many_of_any_degrees_are_made_alike(
+    model: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_in_float64(monkeypatch)
+    check_drawn(model, seed, tmp_path)
+
+
+def test_what_a_name_says_in_primitives_is_made_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_in_float64(monkeypatch)
+    step = onnx.ModelProto.FromString(soap_model("gpt2"))
+    made = compile_step(import_training_graph(step), tmp_path / "out", "2x2", "tensor=4", "global")
+    decisions = Decisions(import_training_graph(step), made.compilation.strategy, cluster_of("2x2"), {})
+
+    assert materialise(decisions, 3, tmp_path / "own", made.plan)

@@ -34,7 +34,7 @@ ROUNDS = 5
 
 
 def faults(kept: bool) -> int:
-    """Return the pages that a process is given in later rounds, each of which fills and frees two large blocks."""
+    """Return the pages that a process is given in later rounds, which fill and free two large blocks."""
     code = FILLS.format(kept=kept, rounds=ROUNDS, size=SIZE)
     return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
 
