@@ -14,7 +14,7 @@ from partc.compiler.planning.asynchronous import make_sessions
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.check_estimate import check_estimate
 from partc.compiler.planning.check_kernels import check_kernels
-from partc.compiler.planning.choose_reading import BatchReading, choose_reading
+from partc.compiler.planning.choose_reading import BatchReading, batch_sizes_of, choose_reading
 from partc.compiler.planning.explain_stages import explain_stages
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
@@ -99,12 +99,17 @@ def measure_rows(compilation: Compilation) -> None:
 
 
 def fix_open_sizes(compilation: Compilation) -> None:
-    """Make the plan for one size alone, where more is divided than samples and variables.
+    """Make the plan for one size alone where more than samples is divided, or these unevenly.
 
     How parts of operators lie in each other, and which has an entry more, follows from every size.
     """
-    if divides_more(compilation.options) and open_sizes(compilation.training):
-        fix_sizes(compilation.training, compilation.options.sizes)
+    training, sizes = compilation.training, compilation.options.sizes
+    if not open_sizes(training):
+        return
+    is_shared = compilation.options.chosen_batch() == "global"
+    samples = batch_sizes_of(training, sizes).values() if is_shared else ()
+    if divides_more(compilation.options) or any(count % _replicas(compilation) for count in samples):
+        fix_sizes(training, sizes)
 
 
 def divides_more(options: Options) -> bool:

@@ -85,7 +85,7 @@ def judge_step(
 
     Needs: gradients are known. `sizes`: a value for every symbolic size.
     """
-    batch_sizes = _batch_sizes(training, {name: max(size, 2) for name, size in sizes.items()})
+    batch_sizes = batch_sizes_of(training, {name: max(size, 2) for name, size in sizes.items()})
     judged = _of_two_samples(training) if 1 in batch_sizes.values() else training
     try:
         facts = infer_facts(judged, {name: max(size, 2) for name, size in sizes.items()})
@@ -163,7 +163,7 @@ def _spell(departures: list[Departure]) -> str:
     return " and ".join(parts)
 
 
-def _batch_sizes(training: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
+def batch_sizes_of(training: TrainingGraph, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return how many samples every data input has."""
     lengths = {
         n: d.shape[d.sample_axis] for n, d in training.data_inputs.items() if d.sample_axis is not None
@@ -181,7 +181,7 @@ def _indivisible(training: TrainingGraph, sizes: Mapping[str, int], replicas: in
     }
     return {
         name: size
-        for name, size in _batch_sizes(training, sizes).items()
+        for name, size in batch_sizes_of(training, sizes).items()
         if size % replicas and (size < replicas or name not in fixed_size)
     }
 

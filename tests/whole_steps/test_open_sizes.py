@@ -6,11 +6,17 @@ import numpy as np
 import onnx
 import pytest
 
+from partc.compiler.api import compile_step as compile_as_users
+from partc.compiler.api import search
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import Options, SearchOptions
 from partc.compiler.output.materialise import Decisions, materialise
 from partc.passes.graph.fix_sizes import fix_sizes
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.runtime.errors import BadData
+from partc.runtime.data.batches import fixed_sizes
+from partc.runtime.errors import BadData, BadUsage
+from partc.runtime.jobs.runner import Runner
+from partc.runtime.plan.plan_folder import read_plan_folder
 from tests.builders.graphs.soap_models import OPEN_BATCH, WRITTEN, open_soap_model
 from tests.builders.plans.compiled_steps import (
     Batch,
@@ -34,8 +40,12 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     open_in_float64(monkeypatch)
 
 
+def step_proto(model: str) -> onnx.ModelProto:
+    return onnx.ModelProto.FromString(open_soap_model(model))
+
+
 def step_of(model: str) -> TrainingGraph:
-    return import_training_graph(onnx.ModelProto.FromString(open_soap_model(model)))
+    return import_training_graph(step_proto(model))
 
 
 def batches_of(compiled: Compiled, model: str, samples: int | None = None) -> list[Batch]:
@@ -60,8 +70,7 @@ def check_any_degrees(model: str, seed: int, are_equal: bool, folder: Path) -> N
     cluster, strategy = random_soap(known, batch, samples, seed, are_equal)
     oracle = Oracle(step_of(model))
 
-    step = onnx.ModelProto.FromString(open_soap_model(model))
-    compiled = compile_as_allowed(step, folder / "out", cluster, strategy, batch, sizes=sizes)
+    compiled = compile_as_allowed(step_proto(model), folder / "out", cluster, strategy, batch, sizes=sizes)
 
     batches = batches_of(compiled, model)
     wrong = oracle.first_wrong(compiled, batches[0], 1e-9)
@@ -132,3 +141,31 @@ def test_a_file_of_a_name_makes_the_plan_of_the_name(tmp_path: Path) -> None:
 
     assert by_file.plan.instructions == by_name.plan.instructions
     assert by_file.plan.data_inputs == by_name.plan.data_inputs
+
+
+@pytest.mark.parametrize("model", ["gpt2", "convolutions"])
+def test_auto_compares_both_kinds(model: str, tmp_path: Path) -> None:
+    options = Options(batch="global", sizes={OPEN_BATCH: 8})
+    compilation = compile_as_users(step_proto(model), cluster_of("2x2"), tmp_path / "out", options)
+    compiled = Compiled(compilation, read_plan_folder(tmp_path / "out"))
+
+    assert {tried.strategy.divides_more for tried in compilation.compared} == {True, False}
+    assert bool(fixed_sizes(compiled.plan)) == compilation.strategy.divides_more
+    assert_equal(compiled, batches_of(compiled, model))
+
+
+def test_what_a_search_finds_is_made_for_the_size(tmp_path: Path) -> None:
+    options = Options(batch="global", sizes={OPEN_BATCH: 8}, search=SearchOptions(proposals=40))
+    best = search(step_proto("gpt2"), cluster_of("1x3"), options).best.strategy
+    compiled = compile_step(step_of("gpt2"), tmp_path / "out", "1x3", best, "global", options.sizes)
+
+    assert_equal(compiled, batches_of(compiled, "gpt2"))
+
+
+def test_a_run_is_told_of_no_other_size(tmp_path: Path) -> None:
+    compiled = compile_step(
+        step_of("bert"), tmp_path / "out", "2x2", "tensor=4", "global", sizes={OPEN_BATCH: 8}
+    )
+
+    with pytest.raises(BadUsage, match=r"(?s)for N = 8 alone, not 16.*fix: compile with --size N=16"):
+        Runner(compiled.folder).train("random", 1, sizes={OPEN_BATCH: 16})
