@@ -173,6 +173,12 @@ class Options:
             raise BadUsage(f"no strategy {self.strategy!r}", at="--strategy", fix=fix)
         return read_strategy(Path(self.strategy))
 
+    @property
+    def divides_more(self) -> bool:
+        """Tell whether a strategy is asked for that divides more than samples and variables."""
+        strategy = self.chosen_strategy()
+        return isinstance(strategy, NamedStrategy | Strategy) and strategy.divides_more
+
     def chosen_replicas(self, workers: Sequence[str], hosts: Sequence[str]) -> int:
         """Return how many replicas the workers make: as many as they are, without meshes.
 

@@ -7,7 +7,6 @@ from types import NoneType
 import msgspec
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.options import Options
 from partc.compiler.output.describe_plan import describe_plan
 from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.planning.asynchronous import make_sessions
@@ -108,14 +107,8 @@ def fix_open_sizes(compilation: Compilation) -> None:
         return
     is_shared = compilation.options.chosen_batch() == "global"
     samples = batch_sizes_of(training, sizes).values() if is_shared else ()
-    if divides_more(compilation.options) or any(count % _replicas(compilation) for count in samples):
+    if compilation.options.divides_more or any(count % _replicas(compilation) for count in samples):
         fix_sizes(training, sizes)
-
-
-def divides_more(options: Options) -> bool:
-    """Tell whether a strategy is asked for that divides more than samples and variables."""
-    strategy = options.chosen_strategy()
-    return isinstance(strategy, NamedStrategy | Strategy) and strategy.divides_more
 
 
 def assign_roles(compilation: Compilation) -> None:

@@ -179,7 +179,7 @@ def _print_summary(compilation: Compilation, out: Path, warnings: list[str]) -> 
         note(f"data input {name}: not read; no data is needed for it")
     if fixed := fixed_sizes(compilation.plan):
         told = ", ".join(f"{name} = {size}" for name, size in fixed.items())
-        tell(f"for {told} alone (--size)")
+        tell(f"the plan is for {told} alone (--size)")
     if draws := compilation.plan.drawn_inputs:
         shared_count = sum(entry.sample_axis is None for entry in draws)
         note(f"drawn in every step: {len(draws)} inputs, {shared_count} of them the same for all")

@@ -15,7 +15,6 @@ from partc.compiler.pipeline import ANALYSE, CHOICE, LOWERING, ORDER, run
 from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.settle_options import begin_compilation
-from partc.compiler.stages import divides_more
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK, WORKERS
 from partc.cost.simulation.memory import check_memory
@@ -124,7 +123,7 @@ class WholeSteps:
         """Return the first step of its kind, unless its graph was written anew."""
         if self.first is None:
             return None
-        first = self.first_of_fixed_sizes if divides_more(options) else self.first
+        first = self.first_of_fixed_sizes if options.divides_more else self.first
         return None if first.is_expanded else first
 
     def _analyse(self, compilation: Compilation) -> None:

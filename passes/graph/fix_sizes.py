@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import msgspec
 
 from partc.passes.graph.training_graph import TrainingGraph
+from partc.runtime.data.batches import symbolic_sizes
 from partc.runtime.data.step_draws import evaluate_size
 
 
-def open_sizes(training: TrainingGraph) -> frozenset[str]:
+def open_sizes(training: TrainingGraph) -> set[str]:
     """Return the symbolic sizes of what is fed."""
-    shapes = (entry.shape for entry in training.data_inputs.values())
-    return frozenset(size for shape in shapes for size in shape if isinstance(size, str))
+    return symbolic_sizes(training.data_inputs.values())
 
 
 def fix_sizes(training: TrainingGraph, sizes: Mapping[str, int]) -> None:

@@ -1,6 +1,6 @@
 """A total batch of all replicas, and each rank's share of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,15 @@ def samples_of_step(plan: Plan) -> int | None:
     return None
 
 
+def symbolic_sizes(data_inputs: Iterable[DataInput]) -> set[str]:
+    """Return the sizes of what is fed that the model leaves open."""
+    return {size for entry in data_inputs for size in entry.shape if isinstance(size, str)}
+
+
 def fixed_sizes(plan: Plan) -> dict[str, int]:
     """Return the symbolic sizes of the model that the plan is made for, and for no others."""
-    open_sizes = {size for entry in plan.data_inputs for size in entry.shape if isinstance(size, str)}
-    return {name: size for name, size in plan.sizes.items() if name not in open_sizes}
+    left_open = symbolic_sizes(plan.data_inputs)
+    return {name: size for name, size in plan.sizes.items() if name not in left_open}
 
 
 def sizes_of(plan: Plan, batch: Mapping[str, Array]) -> dict[str, int]:

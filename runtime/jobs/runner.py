@@ -18,7 +18,7 @@ from partc.runtime.checkpoints.manifest import refuse_others
 from partc.runtime.checkpoints.resume import StartPoint, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
-from partc.runtime.data.batches import check_total_batch, fixed_sizes, sizes_of
+from partc.runtime.data.batches import check_total_batch, fixed_sizes, sizes_of, symbolic_sizes
 from partc.runtime.data.checkpoint import read_arrays, write_arrays
 from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.data.sample_files import is_of_samples
@@ -290,8 +290,7 @@ def _check_request(steps: int, timeout_s: float, read_after: Collection[int], is
 
 
 def _check_sizes(sizes: Mapping[str, int], plan: Plan) -> None:
-    known = {size for entry in plan.data_inputs for size in entry.shape if isinstance(size, str)}
-    fixed = fixed_sizes(plan)
+    known, fixed = symbolic_sizes(plan.data_inputs), fixed_sizes(plan)
     if unknown := sorted(sizes.keys() - known - fixed.keys()):
         fix = one_of(sorted(known), unknown[0]) if known else "leave it out: this plan's sizes are all fixed"
         raise BadUsage(f"no symbolic size {unknown[0]!r}", at="sizes", fix=fix)
