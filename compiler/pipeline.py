@@ -56,7 +56,7 @@ LOWERING = PipelinePhase("lay out and lower", (stages.lower,))
 LOWERING_AS_DECIDED = PipelinePhase(
     "lay out and lower", (stages.expand_split_operators, stages.lower_as_decided)
 )
-ORDER = PipelinePhase("order", (stages.order,))
+OUTLINE = PipelinePhase("schedule", (stages.outline,))
 SCHEDULE = PipelinePhase("schedule and write", (stages.schedule,))
 CHECKS = (
     PipelinePhase("load segments", (stages.open_segments,)),

@@ -8,9 +8,9 @@ import msgspec
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.output.describe_plan import describe_plan
+from partc.compiler.output.plan_files import PlanFiles
 from partc.compiler.planning.ahead import Ahead, is_worthwhile
 from partc.compiler.planning.asynchronous import make_sessions
-from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.check_estimate import check_estimate
 from partc.compiler.planning.check_kernels import check_kernels
 from partc.compiler.planning.choose_reading import BatchReading, batch_sizes_of, choose_reading
@@ -18,7 +18,8 @@ from partc.compiler.planning.explain_stages import explain_stages
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_strategy import name_strategy
-from partc.compiler.planning.order_step import OrderedStep, keep_to_memory, order_step
+from partc.compiler.planning.order_step import OrderedStep, order_step
+from partc.compiler.planning.plan_in_memory import plan_in_memory
 from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.quickest_workers import quickest_first
 from partc.compiler.planning.stage_prices import StagePrices
@@ -322,39 +323,28 @@ def lower_as_decided(compilation: Compilation) -> None:
     )
 
 
-def order(compilation: Compilation) -> None:
-    """Order what ranks do in the distributed step, unless pricing has."""
-    if compilation.ordered is None:
-        analysis, machines = compilation.analysis, compilation.machines
-        strategy, sizes = compilation.strategy, compilation.options.sizes
-        ordered = order_step(analysis, compilation.lowered, strategy, machines)
-        if ordered.fewer is not None:
-
-            def plan_of(ordered: OrderedStep) -> Plan:
-                return build_plan(analysis, ordered, strategy, machines, sizes, None)
-
-            ordered, _ = keep_to_memory(ordered, plan_of, machines)
-        compilation.ordered = ordered
+def outline(compilation: Compilation) -> None:
+    """Cut the distributed step into segments, and write none of them: the plan is good for being priced."""
+    compilation.ordered, compilation.plan = _plan(compilation, None)
 
 
 def schedule(compilation: Compilation) -> None:
     """Cut the distributed step into segments, and write them."""
-    order(compilation)
-    assert compilation.ordered is not None, "it was ordered"
-    plan = build_plan(
-        compilation.analysis,
-        compilation.ordered,
-        compilation.strategy,
-        compilation.machines,
-        compilation.options.sizes,
-        compilation.files,
-    )
+    compilation.ordered, plan = _plan(compilation, compilation.files)
     if compilation.options.asynchronous:
         plan = make_sessions(plan, compilation.lowered, compilation.cluster, compilation.files.folder)
     prices = prices_sha256(compilation.options.times)
     compilation.plan = msgspec.structs.replace(
         plan, departures=compilation.departures, cost_cache_sha256=prices
     )
+
+
+def _plan(compilation: Compilation, files: PlanFiles | None) -> tuple[OrderedStep, Plan]:
+    """Order what ranks do, unless pricing has, and plan it."""
+    analysis, strategy = compilation.analysis, compilation.strategy
+    machines, options = compilation.machines, compilation.options
+    ordered = compilation.ordered or order_step(analysis, compilation.lowered, strategy, machines)
+    return plan_in_memory(analysis, ordered, strategy, machines, options.sizes, files, options.times)
 
 
 def open_segments(compilation: Compilation) -> None:

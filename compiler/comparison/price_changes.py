@@ -14,9 +14,7 @@ from partc.compiler.comparison.price_in_processes import price_in_processes
 from partc.compiler.comparison.price_plan import price_plan, price_timeline
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
-from partc.compiler.pipeline import COMPILE
-from partc.compiler.planning.build_plan import build_plan
-from partc.compiler.planning.order_step import order_step
+from partc.compiler.pipeline import COMPILE, OUTLINE, run
 from partc.compiler.planning.price_step import MANY_RANKS
 from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.methods import NAMES
@@ -117,13 +115,9 @@ class PriceChanges:
     def _compile(self, cluster: Cluster, options: Options) -> tuple[PricedStep, str]:
         """Return the price of what compiling makes of an input, and what is decided. Raises PartcError."""
         compilation = decide_strategy(self.read, cluster, options, COMPILE)
-        ordered = compilation.ordered or order_step(
-            compilation.analysis, compilation.lowered, compilation.strategy, cluster
-        )
-        sizes = compilation.options.sizes
-        plan = build_plan(compilation.analysis, ordered, compilation.strategy, cluster, sizes, None)
-        check_memory(plan, cluster)
-        price = price_plan(plan, cluster, Measured(kernels=compilation.options.times))
+        run((OUTLINE,), compilation)
+        check_memory(compilation.plan, cluster)
+        price = price_plan(compilation.plan, cluster, Measured(kernels=compilation.options.times))
         return price, describe_decisions(compilation)
 
 

@@ -68,6 +68,12 @@ class PlanFiles:
         log.debug("%s: %d nodes, %d bytes", path, len(model.graph.node), len(data))
         return path
 
+    def discard_segments(self) -> None:
+        """Remove all segments: others take their place."""
+        self.segments_of.clear()
+        shutil.rmtree(self.folder / "segments")
+        (self.folder / "segments").mkdir()
+
     def save_model(self, training: TrainingGraph) -> str:
         """Store the user's graph, without the variables' values."""
         (self.folder / MODEL).write_bytes(training.source)

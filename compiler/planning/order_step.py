@@ -6,13 +6,12 @@ graph go together, and a step that was priced is written as it was ordered.
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 from partc.compiler.planning.describe_ranks import OwnedRows
 from partc.compiler.planning.price_messages import MessagePrices
 from partc.cost.cluster.cluster import Cluster, ranks_of
-from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
@@ -41,8 +40,7 @@ from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
 from partc.passes.scheduling.schedule import Communication, Item, schedule
 from partc.passes.search.operators.forward_nodes import forward_nodes
-from partc.runtime.errors import DoesNotFit
-from partc.runtime.plan.program import Plan, Recomputed
+from partc.runtime.plan.program import Recomputed
 
 
 @dataclass(frozen=True)
@@ -105,21 +103,6 @@ def order_step(
         for turn, other in zip(turns, fewer, strict=True)
     )
     return OrderedStep(lowered, turns, repeated, late, recomputed, fewer if has_fewer else None)
-
-
-def keep_to_memory(
-    ordered: OrderedStep, plan_of: Callable[[OrderedStep], Plan], cluster: Cluster
-) -> tuple[OrderedStep, Plan]:
-    """Return a step with fewer micro-batches under way where there is no room for more, and its plan."""
-    plan = plan_of(ordered)
-    if ordered.fewer is None:
-        return ordered, plan
-    try:
-        check_memory(plan, cluster)
-    except DoesNotFit:
-        ordered = replace(ordered, turns=ordered.fewer, fewer=None)
-        plan = plan_of(ordered)
-    return ordered, plan
 
 
 def owned_rows(strategy: Strategy, cluster: Cluster) -> OwnedRows:

@@ -11,8 +11,8 @@ from functools import partial
 
 from partc.compiler.options import Options
 from partc.compiler.planning.ahead import Ahead, is_worthwhile
-from partc.compiler.planning.build_plan import build_plan
-from partc.compiler.planning.order_step import OrderedStep, keep_to_memory, order_step
+from partc.compiler.planning.order_step import OrderedStep, order_step
+from partc.compiler.planning.plan_in_memory import plan_in_memory
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.cost.cluster.cluster import Cluster, ranks_of, shares_places
 from partc.cost.simulation.memory import check_memory
@@ -22,7 +22,6 @@ from partc.passes.analysis import Analysis
 from partc.passes.distribute import lower_step
 from partc.passes.indexed_rows.expected_rows import expect_rows
 from partc.runtime.errors import NoPlacement
-from partc.runtime.plan.program import Plan
 
 # Pricing takes a seventh of compiling a large graph, and less of a small one's, since a compilation writes
 # and reports as well: all of it is to take as long again at most (docs/decisions/020-whole-steps.md).
@@ -147,10 +146,6 @@ class StepPricer:
         lowered = lower_step(self._analysis, strategy, expected, self._options.asynchronous)
         ordered = order_step(self._analysis, lowered, strategy, self._cluster)
         sizes, times = self._options.sizes, self._options.times
-
-        def plan_of(ordered: OrderedStep) -> Plan:
-            return build_plan(self._analysis, ordered, strategy, self._cluster, sizes, None, times)
-
-        ordered, plan = keep_to_memory(ordered, plan_of, self._cluster)
+        ordered, plan = plan_in_memory(self._analysis, ordered, strategy, self._cluster, sizes, None, times)
         check_memory(plan, self._cluster)
         return simulate(plan, self._cluster, Measured(kernels=times)).step_s, ordered

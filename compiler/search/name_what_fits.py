@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
-from partc.compiler.pipeline import DECIDE, LOWERING, ORDER, run
-from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.pipeline import DECIDE, LOWERING, OUTLINE, run
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.named_strategy import NamedStrategy, parse_named
 from partc.cost.simulation.memory import check_memory
@@ -85,12 +84,8 @@ def _divisors(workers: int) -> Iterator[int]:
 def _needed_bytes(training: TrainingGraph, cluster: Cluster, options: Options) -> int:
     """Return what the fullest device needs. Raises DoesNotFit, and what compiling raises."""
     compilation = Compilation(training, cluster, options)
-    run((*DECIDE, LOWERING, ORDER), compilation)
-    assert compilation.ordered is not None, "it was ordered"
-    plan = build_plan(
-        compilation.analysis, compilation.ordered, compilation.strategy, cluster, options.sizes, None
-    )
-    return max(need.certain_bytes for need in check_memory(plan, cluster))
+    run((*DECIDE, LOWERING, OUTLINE), compilation)
+    return max(need.certain_bytes for need in check_memory(compilation.plan, cluster))
 
 
 def _with_fix(refusal: DoesNotFit, fix: str) -> DoesNotFit:

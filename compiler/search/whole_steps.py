@@ -11,8 +11,7 @@ from statistics import median
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
-from partc.compiler.pipeline import ANALYSE, CHOICE, LOWERING, ORDER, run
-from partc.compiler.planning.build_plan import build_plan
+from partc.compiler.pipeline import ANALYSE, CHOICE, LOWERING, OUTLINE, run
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster
@@ -90,14 +89,11 @@ class WholeSteps:
             return None  # it would train on another total batch
         self._analyse(compilation)
         self._note_first(compilation)
-        run((CHOICE, LOWERING, ORDER), compilation)
-        assert compilation.ordered is not None, "it was ordered"
-        times, sizes = compilation.options.times, compilation.options.sizes
-        analysis, ordered, chosen = compilation.analysis, compilation.ordered, compilation.strategy
-        plan = build_plan(analysis, ordered, chosen, self.cluster, sizes, None, times)
+        run((CHOICE, LOWERING, OUTLINE), compilation)
+        plan, measured = compilation.plan, Measured(kernels=compilation.options.times)
         check_memory(plan, self.cluster)
         self.priced += 1
-        priced = Priced(name, chosen, simulate(plan, self.cluster, Measured(kernels=times)).step_s)
+        priced = Priced(name, compilation.strategy, simulate(plan, self.cluster, measured).step_s)
         if self._quickest is None or priced.step_s < self._quickest[0].step_s:
             self._quickest = priced, compilation
         return priced

@@ -12,8 +12,12 @@ from partc.compiler.options import Options
 from partc.cost.cluster.cluster import encode_cluster, read_cluster
 from partc.cost.cluster.machines import Link
 from partc.cost.cluster.vary_cluster import with_hosts
+from partc.cost.simulation.memory import memory_of
 from partc.cost.what_if import PricedChange, WhatIf
 from partc.runtime.plan.plan_folder import read_plan_folder
+from tests.builders.plans.compiled_steps import cluster_of
+from tests.builders.plans.deep_mlp import BY_1F1B, deep_mlp
+from tests.builders.plans.small_devices import small_devices
 from tests.builders.plans.wide_mlp import wide_mlp
 from tests.checks.command_line import CLUSTER, done, refused
 
@@ -117,6 +121,36 @@ def test_the_plan_itself_is_the_same_whether_changes_are_priced_or_not(
     assert "what-if.json" in beside.files
     assert without.instructions == beside.instructions
     assert what_if.plan.step_s == beside.predicted_step_s == without.predicted_step_s
+
+
+def test_changes_are_priced_with_as_many_micro_batches_under_way_as_there_is_memory_for(
+    tmp_path: Path,
+) -> None:
+    strategy = "pipeline=4,microbatches=8"
+    roomy, few = cluster_of("2x2"), {"strategy": strategy, "batch": "global", **BY_1F1B}
+    by_1f1b = api.compile(deep_mlp(), roomy, tmp_path / "few", **few).plan
+    most_bytes = max(need.certain_bytes for need in memory_of(by_1f1b, roomy))
+    tight = small_devices("2x2", most_bytes)
+    (tmp_path / "train.onnx").write_bytes(deep_mlp().SerializeToString())
+    (tmp_path / "tight.json").write_bytes(encode_cluster(tight))
+    asked = ("--strategy", strategy, "--batch", "global", "--what-if")
+    done("compile", tmp_path / "train.onnx", "-c", tmp_path / "tight.json", "-o", tmp_path / "out", *asked)
+    what_if = msgspec.json.decode((tmp_path / "out" / "what-if.json").read_bytes(), type=WhatIf)
+
+    for factor in (0.1, 10.0):
+        slower = msgspec.structs.replace(
+            tight,
+            links=tuple(
+                msgspec.structs.replace(link, bytes_per_s=factor * link.bytes_per_s) for link in tight.links
+            ),
+        )
+        plan = api.compile(
+            deep_mlp(), slower, tmp_path / f"x{factor:g}", strategy=strategy, batch="global"
+        ).plan
+        change = change_of(what_if, "links", f"x{factor:g}")
+
+        assert change.compiled is not None, change.not_priced
+        assert change.compiled.step_s == plan.predicted_step_s
 
 
 def test_what_cannot_be_priced_says_why(priced: tuple[Path, WhatIf]) -> None:

@@ -1,51 +1,24 @@
 """What values take is told from the plan: held against every rank's own environment while it trains."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 
 from partc.compiler.api import compile
-from partc.compiler.differentiation.build import build_training_graph
-from partc.compiler.differentiation.updates.optimizers import Adam
 from partc.cost.simulation.memory import check_memory, memory_of
 from partc.runtime.errors import DoesNotFit
 from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.plan.plan_folder import PlanFolder
-from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
+from tests.builders.plans.deep_mlp import BY_1F1B, deep_mlp
 from tests.builders.plans.small_devices import small_devices
 
-LAYERS = 6
-WIDTH = 16
-SAMPLES = 32
-BY_1F1B: Mapping[str, Any] = {
-    "recompute_bytes": 10**12
-}  # else messages of so small a step want more under way
 
-
-@cache
-def deep_mlp() -> onnx.ModelProto:
-    layers = "\n".join(
-        f"a{n} = MatMul ({'x' if n == 0 else f'h{n - 1}'}, W{n})\n h{n} = Tanh (a{n})" for n in range(LAYERS)
-    )
-    text = f"""
-    forward (double[{SAMPLES},{WIDTH}] x) => (double[{SAMPLES},4] logits) {{
-        {layers}
-        logits = MatMul (h{LAYERS - 1}, V)
-    }}
-    """
-    forward, rng = parse(text), np.random.default_rng(0)
-    shapes = {f"W{n}": (WIDTH, WIDTH) for n in range(LAYERS)} | {"V": (WIDTH, 4)}
-    for name, shape in shapes.items():
-        forward.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape), name))
-    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+def segments_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "segments").iterdir()}
 
 
 def measured_bytes(folder: PlanFolder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -112,6 +85,7 @@ def test_no_more_micro_batches_are_under_way_than_a_device_has_room_for(tmp_path
     plan = compile(deep_mlp(), small, tmp_path / "out", strategy=strategy, batch="global").plan
 
     assert plan.instructions == few.instructions
+    assert segments_in(tmp_path / "out") == segments_in(tmp_path / "few")
 
 
 def test_devices_with_less_than_a_rank_keeps_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from partc.runtime.errors import BadPlan
 from partc.runtime.plan.check_values import check_values
 from partc.runtime.plan.program import Buffer, Plan, Run, Start, Wait
 from tests.builders.plans.compiled_steps import cluster_of
-from tests.cost.simulation.test_live_memory import BY_1F1B, deep_mlp
+from tests.builders.plans.deep_mlp import BY_1F1B, deep_mlp
 
 SITES = ("stage0", "stage1")
 
