@@ -40,7 +40,10 @@ def families_of(
 
     `kind_of` tells apart ends that the network does not.
     """
-    described = [_describe(network, group, kind_of) for group in groups]
+    is_lone = len(groups) == 1  # nothing is counted for another
+    described: list[tuple[Hashable, list[int], list[int]]] = (
+        [(None, [], [])] if is_lone else [_describe(network, group, kind_of) for group in groups]
+    )
     used = [lane for _, lanes, _ in described for lane in lanes]
     ends = [end for group in groups for end in group]
     alone = len(set(used)) < len(used) or len(set(ends)) < len(ends)
@@ -59,13 +62,18 @@ def families_of(
     )
 
 
-def families_by_host(network: Network, members: Sequence[str]) -> tuple[Family, ...]:
-    """Return the members of each host, alike hosts together. The network remembers them."""
-    key = tuple(members)
-    if key not in network.families_by_host:
-        network.families_by_host[key] = families_of(network, network.by_host(key))
-    found: tuple[Family, ...] = network.families_by_host[key]
+def known_families(network: Network, groups: Iterable[tuple[str, ...]]) -> tuple[Family, ...]:
+    """Put alike groups together, as `families_of` does. The network remembers them."""
+    key = tuple(groups)
+    if key not in network.families:
+        network.families[key] = families_of(network, key)
+    found: tuple[Family, ...] = network.families[key]
     return found
+
+
+def families_by_host(network: Network, members: Sequence[str]) -> tuple[Family, ...]:
+    """Return the members of each host, alike hosts together."""
+    return known_families(network, network.by_host(members))
 
 
 def _describe(

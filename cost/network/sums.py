@@ -20,7 +20,7 @@ from partc.cost.network.collectives import (
     has_levels,
     rounded_all_reduce,
 )
-from partc.cost.network.families import Family, families_of, in_every
+from partc.cost.network.families import Family, in_every, known_families
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, seconds_of
 
@@ -34,7 +34,7 @@ def goes_by_levels(network: Network, lines: Lines, message_bytes: float, is_roun
     """
     if not any(has_levels(network, line) for line in lines):
         return False
-    families, way = families_of(network, lines), rounded_all_reduce if is_rounded else all_reduce
+    families, way = known_families(network, lines), rounded_all_reduce if is_rounded else all_reduce
     by_levels, flat = (take(network, families, message_bytes, way) for take in (_by_levels, _flat))
     return seconds_of(network, by_levels) < seconds_of(network, flat)
 
@@ -45,7 +45,7 @@ def all_reduce_along(network: Network, lines: Lines, message_bytes: float) -> Ph
     By levels, the latency holds what two communications more cost those who begin them.
     """
     take = _by_levels if goes_by_levels(network, lines, message_bytes) else _flat
-    return take(network, families_of(network, lines), message_bytes, all_reduce)
+    return take(network, known_families(network, lines), message_bytes, all_reduce)
 
 
 def _flat(network: Network, families: Sequence[Family], message_bytes: float, way: AllReduce) -> Phases:

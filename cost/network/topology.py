@@ -81,7 +81,7 @@ class Network:
         self._hops: dict[tuple[Pattern, tuple[str, ...]], Hops] = {}
         self._farthest: dict[tuple[str, ...], float] = {}
         self._by_host: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
-        self.families_by_host: dict[tuple[str, ...], Any] = {}  # that families.py has found
+        self.families: dict[tuple[tuple[str, ...], ...], Any] = {}  # that families.py has found
 
     def _describe_nodes(self) -> None:
         self.host_of = np.full(len(self.nodes), -1)
