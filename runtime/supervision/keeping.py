@@ -214,8 +214,8 @@ class _Member:
             self._note_segments()
 
     def _runs(self, state: ProcessState) -> bool:
-        """Tell whether it has used a core since, or waits for one: seconds on a busy machine."""
-        return state.is_ready or state.cpu_ticks != self._cpu_ticks
+        """Tell whether it has used a core since, or waits for one or a disk: seconds on a busy machine."""
+        return state.is_busy or state.cpu_ticks != self._cpu_ticks
 
     def beat(self, host: str) -> Beat:
         """Return how it is."""

@@ -22,12 +22,12 @@ _SEGMENTS = ("mpich_shm_", "sm_segment.", "vader_segment.", "ucx_shm_")
 class ProcessState:
     """`is_stopped`: by a signal, not by a debugger. `cpu_ticks`: used so far.
 
-    `is_ready`: its first thread runs, or waits for a core.
+    `is_busy`: its first thread runs, or waits for a core, a disk or what else cannot be interrupted.
     """
 
     is_stopped: bool
     cpu_ticks: int
-    is_ready: bool = False
+    is_busy: bool = False
 
 
 def process_state(process: int) -> ProcessState | None:
@@ -36,7 +36,7 @@ def process_state(process: int) -> ProcessState | None:
         fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return ProcessState(fields[0] == b"T", int(fields[11]) + int(fields[12]), fields[0] == b"R")
+    return ProcessState(fields[0] == b"T", int(fields[11]) + int(fields[12]), fields[0] in (b"R", b"D"))
 
 
 def ran_ns(process: int) -> int:

@@ -227,13 +227,13 @@ class Supervisor:
         return True
 
     def _runs_here(self, name: str) -> bool:
-        """Tell whether a keeper of this machine has run since it was last asked, or waits for a core."""
+        """Tell whether a keeper of this machine has run since it was last asked, or waits to."""
         beat = self.roster.beat(name)
         state = None if beat is None or not _is_here(beat) else process_state(beat.keeper)
         if beat is None or state is None or state.is_stopped:
             return False
         before, self._ran_ns[name] = self._ran_ns.get(name), ran_ns(beat.keeper)
-        return state.is_ready or before not in (None, self._ran_ns[name])
+        return state.is_busy or before not in (None, self._ran_ns[name])
 
     def _hear(self) -> bool:
         try:
