@@ -4,7 +4,8 @@ A segment may write a variable's next value over the variable if every other rea
 lies in an earlier segment, or is an ancestor of the writer in the same segment: execution order
 within a segment proves nothing, since ONNX Runtime chooses it. Who reads a view of the variable (a
 Reshape, or what ONNX Runtime may optimise away) reads the variable. A writer that reads the variable
-itself must tolerate that its input and output are one memory.
+itself must tolerate that its input and output are one memory. A next value that is sent in a bucket is
+written where the bucket is.
 """
 
 from collections import Counter, defaultdict
@@ -62,16 +63,21 @@ class _Proof:
         self.readers: dict[str, list[tuple[int, gs.Node]]] = defaultdict(list)
         self.next_values = Counter(state.next for state in lowered.states)
         self.outputs = {value for _, value, _ in lowered.outputs}
+        self.in_buckets: set[str] = set()
         for place, item in enumerate(items):
             for node in item.nodes:
                 for tensor in node.inputs:
                     self.readers[tensor.name].append((place, node))
                 if isinstance(item, Chunk):
                     self.writers.update((tensor.name, (place, node)) for tensor in node.outputs)
+                elif item.bucket is not None:
+                    self.in_buckets.update(tensor.name for tensor in node.inputs)
 
     def update(self, state: State) -> _Update | None:
         """Return what is left to be proved of a state, None if it may not be written over."""
         if state.next not in self.writers or self.next_values[state.next] > 1 or state.value in self.outputs:
+            return None
+        if state.next in self.in_buckets:
             return None
         place, writer = self.writers[state.next]
         views = self._views(state.value, place)

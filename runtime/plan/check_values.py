@@ -1,7 +1,8 @@
 """Prove that no rank reads what is not there, and that nobody touches memory that is on its way.
 
 From a communication's start to its wait, what it reads must not be written, and what it writes must be
-neither read nor written. Memory is compared, not names: slices of a buffer may overlap.
+neither read nor written. Memory is compared, not names: slices of a buffer may overlap. Who sends a buffer
+has written into every slice of it, or into its own where members' parts are gathered.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -16,6 +17,7 @@ from partc.runtime.plan.program import (
     Plan,
     Rank,
     Run,
+    Slice,
     Start,
     Store,
     Wait,
@@ -54,13 +56,12 @@ def check_values(plan: Plan) -> None:
         if kind in seen:
             continue
         seen.add(kind)
-        walk = _Walk(rank, _regions(plan, rank))
-        walk.present.update(
-            walk.regions, plan.constants, rank.constants, (piece.value for piece in rank.pieces)
-        )
-        walk.present.update(data_input.name for data_input in inputs_of(plan, rank))
-        walk.present.update(shard_values(plan, rank))
-        walk.present.update(drawn.name for drawn in draws_of(plan, rank))
+        walk = _Walk(rank, _regions(plan, rank), _parts(plan.slices), _parts(rank.slices))
+        for values in (plan.constants, rank.constants, (piece.value for piece in rank.pieces)):
+            walk.make(values)
+        walk.make(data_input.name for data_input in inputs_of(plan, rank))
+        walk.make(shard_values(plan, rank))
+        walk.make(drawn.name for drawn in draws_of(plan, rank))
         _walk_through(instructions_of(plan, rank), walk, roots_of(plan, rank))
 
 
@@ -90,7 +91,10 @@ class _Walk:
 
     rank: Rank
     regions: dict[str, _Region]
+    common: Mapping[str, tuple[str, ...]]  # buffer -> the values that lie there on every rank
+    own: Mapping[str, tuple[str, ...]]  # buffer -> the rank's own parts
     present: set[str] = field(default_factory=set)
+    filled: dict[str, set[tuple[int, int]]] = field(default_factory=dict)  # buffer -> what was written there
     flights: dict[int, _Flight] = field(default_factory=dict)
     holders: dict[str, str] = field(default_factory=dict)  # memory -> the buffer last written there
     near: dict[str, list[_Flight]] = field(default_factory=dict)  # memory -> what is under way there
@@ -101,15 +105,29 @@ class _Walk:
             self._read(value)
         for value in writes:
             self._write(value)
-            self.present.add(value)
+            self.make((value,))
+
+    def make(self, values: Iterable[str]) -> None:
+        """Take values for written."""
+        for value in values:
+            region = self.regions.get(value)
+            if region is None:
+                self.present.add(value)
+            else:
+                self.filled.setdefault(region.holder, set()).add((region.start, region.stop))
 
     def start(self, start: Start, root: int) -> None:
         """Begin to read and write, until the wait."""
         lands = lands_at(start, self.rank, root)
         reads = start.reads if sends_at(start, self.rank, root) else ()
         writes = start.writes if lands else ()
+        parts = self.own if start.kind == "all_gather" else self.common
         for value in reads:
-            self._read(value)
+            region = self._region(value)
+            is_buffer = value == region.holder
+            for part in parts.get(value, ()) if is_buffer else (value,):
+                self._read(part)
+            self._refuse_flights(value, region)
         for value in writes:
             self._write(value)
         flight = _Flight(
@@ -125,17 +143,29 @@ class _Walk:
     def wait(self, tag_id: int) -> None:
         """End a communication."""
         flight = self.flights.pop(tag_id)
-        self.present.update(flight.results)
+        self.make(flight.results)
         for memory in {region.memory for region in (*flight.reads, *flight.writes)}:
             self.near[memory].remove(flight)
 
     def _read(self, value: str) -> None:
-        if value not in self.present:
-            raise _mistake(f"value {value!r} is read before anything makes it", self.rank)
         region = self._region(value)
         holder = self.holders.get(region.memory, region.holder)
         if holder != region.holder:
             raise _mistake(f"value {value!r} is read when {holder!r} has taken its memory", self.rank)
+        if not (self._is_filled(region) if region.holder else value in self.present):
+            raise _mistake(f"value {value!r} is read before anything makes it", self.rank)
+        self._refuse_flights(value, region)
+
+    def _is_filled(self, region: _Region) -> bool:
+        filled = self.filled.get(region.holder, set())
+        is_empty = region.start == region.stop  # a server may own no rows
+        return (
+            is_empty
+            or (region.start, region.stop) in filled
+            or any(start < region.stop and region.start < stop for start, stop in filled)
+        )
+
+    def _refuse_flights(self, value: str, region: _Region) -> None:
         for flight in self.near.get(region.memory, ()):
             self._refuse_overlap(value, region, flight, flight.writes, "read")
 
@@ -143,6 +173,8 @@ class _Walk:
         region = self._region(value)
         for flight in self.near.get(region.memory, ()):
             self._refuse_overlap(value, region, flight, (*flight.reads, *flight.writes), "written")
+        if region.holder != self.holders.get(region.memory, region.holder):
+            self.filled.pop(region.holder, None)
         self.holders[region.memory] = region.holder
 
     def _refuse_overlap(
@@ -168,6 +200,13 @@ def _regions(plan: Plan, rank: Rank) -> dict[str, _Region]:
                 memory[piece.buffer], piece.offset, piece.offset + size, piece.buffer
             )
     return regions
+
+
+def _parts(slices: Iterable[Slice]) -> dict[str, tuple[str, ...]]:
+    parts: dict[str, list[str]] = {}
+    for piece in slices:
+        parts.setdefault(piece.buffer, []).append(piece.value)
+    return {buffer: tuple(values) for buffer, values in parts.items()}
 
 
 def _mistake(what: str, rank: Rank) -> BadPlan:

@@ -6,12 +6,13 @@ epsilon is large: it divides the gradient of a key's bias, which is rounding alo
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from partc.compiler.commands.arguments.parse_update_options import parse_optimizer
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.updates.optimizers import SGD, Adam, Momentum, Optimizer
@@ -290,6 +291,21 @@ def _translation() -> bytes:
     return _trained(forward, SGD(0.3))
 
 
+def _mlp_by(optimizer: str) -> bytes:
+    forward = build_model("mlp", dtype="float64", sizes=[6, 8, 5], batch=SAMPLES)
+    by = parse_optimizer(optimizer, "0.05", (), None)
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=by)
+    return bytes(step.SerializeToString())
+
+
+SLOTTED = (
+    "nesterov",
+    "rmsprop",
+    "adam",
+    "adamw",
+    "lamb",
+    "adafactor",
+)  # what reads slots' next values, or norms
 WRITTEN: dict[str, tuple[str, Callable[[str], bytes]]] = {
     "convolutions": (CONVOLUTIONS, _normalised_images),
     "odd images": (ODD_IMAGES, _normalised_images),
@@ -306,7 +322,9 @@ BUILT: dict[str, Callable[[], bytes]] = {
     ),
     "translation": _translation,
     "tied embedding": lambda: training_model("tied embedding"),
+    **{f"mlp, {name}": partial(_mlp_by, name) for name in SLOTTED},
 }
+OPTIMIZED = tuple(f"mlp, {name}" for name in SLOTTED)
 MODELS = (
     "mlp",
     "lm",

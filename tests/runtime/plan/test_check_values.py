@@ -45,9 +45,16 @@ def test_a_read_before_the_wait_is_found_through_the_buffer(tmp_path: Path) -> N
 
 
 def test_a_write_before_the_wait_is_found(tmp_path: Path) -> None:
-    plan = reordered(all_reduced(tmp_path), 1, 0, 2, 3)
+    plan = reordered(all_reduced(tmp_path), 0, 1, 0, 2, 3)
 
     with pytest.raises(BadPlan, match="'dW' is written while 'bucket' is under way"):
+        check_values(plan)
+
+
+def test_a_buffer_that_is_sent_before_its_slices_are_written_is_found(tmp_path: Path) -> None:
+    plan = reordered(all_reduced(tmp_path), 1, 0, 2, 3)
+
+    with pytest.raises(BadPlan, match="'dW' is read before anything makes it"):
         check_values(plan)
 
 
