@@ -63,7 +63,7 @@ SAMPLED = [
     ("bert", 21),  # stacks rows of replicas that are cut unevenly within their blocks
     ("tied translation", 202),  # a table of 22 rows is kept on two ranks, and its gradient made by three
     ("tied embedding", 118),  # of two entries for an operator the last holds
-    ("mlp, adafactor", 13),  # next values of slots are sent together, which none of them may be written apart from
+    ("mlp, adafactor", 13),  # next values of slots are sent together
     ("mlp", 122),  # its output goes from six ranks, which divide the samples, to five
 ]
 ALL = [(model, seed) for model in (*MODELS, *OPTIMIZED) for seed in range(223)]
