@@ -59,7 +59,8 @@ def build_training_graph(
     """
     _check_options(batch_size, reinit, optimizer)
     check_model(forward, folder)
-    forward = undo_merges(forward, folder)
+    forward, copies = undo_merges(forward, folder)
+    parameters = parameters.named_as(copies)
     with _of_reasonable_size(forward):
         if clip_global_norm is not None:
             update = replace(update, clipping=replace(update.clipping, global_norm=clip_global_norm))

@@ -91,7 +91,7 @@ def weigh_parameters(
     forward: onnx.ModelProto, loss: str, folder: Path | None = None
 ) -> Mapping[str, ParameterDecision]:
     """Return what the file alone tells of the float tensors that move the loss. Raises as state_objective."""
-    return _prepare(undo_merges(forward, folder), loss, None, None, folder).decisions
+    return _prepare(undo_merges(forward, folder)[0], loss, None, None, folder).decisions
 
 
 def _prepare(

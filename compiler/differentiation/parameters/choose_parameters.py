@@ -32,6 +32,14 @@ class ParameterChoice:
     train: tuple[str, ...] | None = None
     freeze: tuple[str, ...] = ()
 
+    def named_as(self, names: Mapping[str, str]) -> "ParameterChoice":
+        """Return the choice by other names: `names` has those of the file -> those of the parameters."""
+        train, freeze = (
+            None if patterns is None else tuple(names.get(pattern, pattern) for pattern in patterns)
+            for patterns in (self.train, self.freeze)
+        )
+        return ParameterChoice(train, freeze or ())
+
     def choose(
         self, decisions: Mapping[str, ParameterDecision], names: Sequence[str], declared: Collection[str]
     ) -> dict[str, ParameterDecision]:

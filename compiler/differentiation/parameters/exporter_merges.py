@@ -31,22 +31,23 @@ from partc.compiler.differentiation.parameters.value_patterns import values_of
 _CALL = re.compile(r"_\d+$")  # of a module's later calls: /layer, /layer_1, ...
 
 
-def undo_merges(forward: onnx.ModelProto, folder: Path | None = None) -> onnx.ModelProto:
+def undo_merges(
+    forward: onnx.ModelProto, folder: Path | None = None
+) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return the model with its parameters as the module has them, where the file tells; else itself.
 
-    External data lies in `folder`.
+    Returns copy -> parameter, too, of what was stored twice. External data lies in `folder`.
     """
     facts = exporter_facts(forward)
     if facts.is_silent and not is_torchscript(forward, facts):
-        return forward
+        return forward, {}
     model = onnx.ModelProto()
     model.CopyFrom(forward)
     if facts.is_silent:
         _separate_identities(model.graph)
     else:
         restore_parameters(model.graph, facts)
-    _join_copies(model.graph, facts, folder)
-    return model
+    return model, _join_copies(model.graph, facts, folder)
 
 
 # ---------------------------------------------------------------- equal parameters, by TorchScript
@@ -90,13 +91,15 @@ def _modules_of_readers(graph: onnx.GraphProto, names: Iterable[str]) -> dict[st
 # ---------------------------------------------------------------- tied parameters
 
 
-def _join_copies(graph: onnx.GraphProto, facts: ExporterFacts, folder: Path | None) -> None:
-    """Compute a transposed copy of a parameter from it, in place of storing it."""
+def _join_copies(graph: onnx.GraphProto, facts: ExporterFacts, folder: Path | None) -> dict[str, str]:
+    """Compute a transposed copy of a parameter from it, in place of storing it: copy -> parameter."""
     matrices = {t.name: t for t in graph.initializer if len(t.dims) == 2}
-    for copy, original in list(_transposed_copies(facts, matrices, folder)):
+    copies = dict(_transposed_copies(facts, matrices, folder))
+    for copy, original in copies.items():
         node = helper.make_node("Transpose", [original], [copy], name=f"Transpose:{copy}", perm=[1, 0])
         graph.node.insert(0, node)
         graph.initializer.remove(matrices[copy])
+    return copies
 
 
 def _transposed_copies(

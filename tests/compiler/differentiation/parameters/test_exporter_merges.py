@@ -7,7 +7,9 @@ import onnx
 import pytest
 
 from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.runtime.errors import BadUsage
 from tests.builders.graphs.exported_models import as_exported, stored_model
 from tests.checks.training_steps import train
 
@@ -126,6 +128,22 @@ def test_a_tied_matrix_that_is_stored_twice_trains_as_one(exporter: str) -> None
         as_torchscript(model, {"t2": "onnx::MatMul_3"})
 
     assert_trains_as(model, TIED_BY_HAND, {"W": W})
+
+
+@pytest.mark.parametrize("names", [("val_3",), ("W", "val_3")])
+def test_a_copy_is_called_by_the_name_that_the_file_has_for_it(names: tuple[str, ...]) -> None:
+    model = stored_model(TIED.replace("NAME", "val_3"), {"W": W, "val_3": np.ascontiguousarray(W.T)})
+    as_exported(model, parameters=("W",), folded={"val_3": ("W",)}, operations={"y": "%r, %p_W"})
+
+    chosen = build_training_graph(
+        model, loss="mse", optimizer=SGD(lr=0.5), parameters=ParameterChoice(train=names)
+    )
+
+    assert chosen == build_training_graph(model, loss="mse", optimizer=SGD(lr=0.5))
+    with pytest.raises(BadUsage, match="every parameter is frozen"):
+        build_training_graph(
+            model, loss="mse", optimizer=SGD(lr=0.5), parameters=ParameterChoice(freeze=names)
+        )
 
 
 def as_torchscript(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
