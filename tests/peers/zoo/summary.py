@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.peers.zoo.catalogue import MODELS
 from tests.peers.zoo.run import read_records
-from tests.peers.zoo.trial import OPTIMIZERS, STEPS, Record
+from tests.peers.zoo.trial import ANY, OPTIMIZERS, STEPS, Record
 
 BEGIN, END = "<!-- zoo: written by make zoo -->", "<!-- end of zoo -->"
 
@@ -77,7 +77,7 @@ def _reproduction(record: Record, kept: str) -> str:
     trial = record.trial
     if record.outcome == "failed" and record.stage in ("compile", "verify"):
         folder = f"{kept}/{trial.label}"
-        strategy = f"{folder}/asked.json" if trial.strategy == "random" else trial.strategy
+        strategy = f"{folder}/asked.json" if trial.strategy in ("random", ANY) else trial.strategy
         return (
             f"    partc compile {folder}/train.onnx -c {trial.cluster}.json --batch {trial.batch} "
             f"--strategy {strategy} -o out && partc verify out --steps {STEPS}"

@@ -15,22 +15,24 @@ from typing import Any
 import numpy as np
 import onnx
 
+from partc.compiler.api import compile_step
 from partc.compiler.commands.arguments.parse_update_options import parse_optimizer
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions, Options
-from partc.compiler.pipeline import compile_graph
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.strategy import STRATEGY_FORMAT, Strategy, Synchronisation, encode_strategy
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.runtime.errors import BadStrategy, PartcError
+from partc.runtime.errors import BadStrategy, BadUsage, PartcError
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
+from tests.builders.plans.compiled_steps import cluster_of as equal_hosts
+from tests.builders.plans.random_soap import random_soap
 from tests.peers.score_parameters import score_parameters
 from tests.peers.zoo.as_torch import EPSILON, BesideTorch, Differs, after_steps_in_onnxruntime
 from tests.peers.zoo.exported import Exported, read_exported
@@ -52,7 +54,19 @@ OPTIMIZERS = {
     "adafactor": ("0.01", ()),
 }
 HAVE_TORCHS = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw")
-STRATEGIES = ("auto", "hybrid", "allreduce", "ps", "random")
+# Half of the trials have replicas of one device; "random" draws a way for each parameter.
+OF_REPLICAS = ("auto", "hybrid", "allreduce", "ps", "random")
+# The others divide more than samples, by name or, "any", each operator in a way of its own.
+ON_MESHES = {
+    "2x2": (
+        *("tensor=2", "tensor=4", "fsdp", "fsdp=2,tensor=2", "data=2,tensor=2", "replicas=2"),
+        *("spatial=2", "spatial=4", "layerwise", "one-weird-trick", "workers=2"),
+        *("pipeline=2,microbatches=3", "pipeline=4,microbatches=4", "pipeline=2,tensor=2"),
+    ),
+    "1x3": ("tensor=3", "fsdp", "spatial=3", "pipeline=3,microbatches=4", "workers=1"),
+    "2+3": ("tensor=5", "fsdp", "pipeline=5,microbatches=5", "one-weird-trick"),
+}
+ANY = "any"
 
 
 @dataclass(frozen=True)
@@ -227,18 +241,35 @@ class Attempt:
         strategy: Any = self.trial.strategy
         if strategy == "random":
             strategy = self._random_strategy(import_training_graph(train, GraphOptions(sample_axes=axes)))
+        cluster = cluster_of(self.trial.cluster)
+        if strategy == ANY:
+            shape, strategy = self._any_strategy(import_training_graph(train, GraphOptions(sample_axes=axes)))
+            cluster = equal_hosts(shape)
         while True:
-            training = import_training_graph(train, GraphOptions(sample_axes=axes))
             if isinstance(strategy, Strategy):
                 (self.scratch / "asked.json").write_bytes(encode_strategy(strategy))
-            options = Options(strategy=strategy, batch=self.trial.batch)  # type: ignore[arg-type]
+            options = Options(
+                strategy=strategy,
+                batch=self.trial.batch,  # type: ignore[arg-type]
+                options=GraphOptions(sample_axes=axes),
+            )
             try:
-                compile_graph(training, cluster_of(self.trial.cluster), out, options)
+                compile_step(train, cluster, out, options)
                 return read_plan_folder(out)
             except BadStrategy as error:
-                if not isinstance(strategy, Strategy):
+                if self.trial.strategy != "random":
                     raise
                 strategy = _without(strategy, error.at)
+            except BadUsage as error:
+                if "use --strategy" not in error.fix:
+                    raise
+                self.refusals.append(error.what)
+                strategy = error.fix.rpartition("--strategy ")[2]
+
+    def _any_strategy(self, training: TrainingGraph) -> tuple[str, Strategy]:
+        shapes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
+        assert isinstance(shapes[0], int)
+        return random_soap(training, self.trial.batch, shapes[0], self.trial.seed)
 
     def _random_strategy(self, training: TrainingGraph) -> Strategy:
         drawn = {}
@@ -345,6 +376,10 @@ def cluster_of(name: str) -> Cluster:
     return Cluster(CLUSTER_FORMAT, name, hosts, switches=("switch",), links=links)
 
 
+def _drawn_strategy(drawn: random.Random, cluster: str) -> str:
+    return drawn.choice(drawn.choice((OF_REPLICAS, OF_REPLICAS, ON_MESHES[cluster], (ANY,))))
+
+
 def trials_of(name: str, thorough: bool = False) -> list[Trial]:
     """Return a model's trials: every cluster for each variant, under one reading of the batch, or both.
 
@@ -358,8 +393,10 @@ def trials_of(name: str, thorough: bool = False) -> list[Trial]:
             for r, batch in enumerate(readings):
                 is_first = c == r == 0
                 optimizer = drawn.choice(HAVE_TORCHS if is_first else tuple(OPTIMIZERS))
-                trial = Trial(name, variant, cluster, batch, drawn.choice(STRATEGIES), optimizer, is_first)
+                strategy = _drawn_strategy(drawn, cluster)
+                trial = Trial(name, variant, cluster, batch, strategy, optimizer, is_first)
                 if thorough or r == 0:
                     trials.append(trial)
-    trials.append(replace(trials[0], variant="perturbed", strategy=drawn.choice(STRATEGIES)))
+    first = trials[0]
+    trials.append(replace(first, variant="perturbed", strategy=_drawn_strategy(drawn, first.cluster)))
     return sorted(trials, key=lambda trial: not trial.beside_torch)
