@@ -13,10 +13,13 @@ from benchmarks.namespaces import Network, namespace_hosts
 from partc.compiler import api
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.verification.verify import verify
 from partc.cost.cluster.cluster import Cluster
 from partc.models.catalogue import build_model
-from tests.builders.graphs.soap_models import soap_model
-from tests.builders.plans.compiled_steps import cluster_of
+from tests.builders.graphs.soap_models import OPTIMIZED, soap_model
+from tests.builders.plans.compiled_steps import cluster_of, compile_as_allowed
+from tests.builders.plans.random_soap import random_soap
 from tests.checks.command_line import done
 
 BITS_PER_S = 1e9
@@ -131,3 +134,32 @@ def test_ranks_train_as_one_device(
         verified = done("verify", out, "--steps", 2 if model != "alexnet" else 1)
 
     assert f"verified: {hosts * devices} ranks" in verified
+
+
+IN_FLOAT64 = (
+    *("mlp", "lm", "clipped attention", "translation", "tied embedding", "tied translation"),
+    *OPTIMIZED,
+)
+    "mlp",
+    "lm",
+    "clipped attention",
+    "translation",
+    "tied embedding",
+    "tied translation",
+    *OPTIMIZED,
+)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_degrees_on_any_devices_train_as_one(seed: int, tmp_path: Path) -> None:
+    """Every model without ops that onnxruntime lacks in float64 in turn, both readings of the batch."""
+    step = onnx.ModelProto.FromString(soap_model(IN_FLOAT64[seed % len(IN_FLOAT64)]))
+    training, batch = import_training_graph(step), ("global", "per-replica")[seed // 2 % 2]
+    samples = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
+    assert isinstance(samples[0], int)
+    cluster, strategy = random_soap(training, batch, samples[0], 7000 + seed, are_equal=seed % 3 != 2)
+
+    folder = compile_as_allowed(step, tmp_path / "out", cluster, strategy, batch).folder
+
+    report = verify(folder, steps=2)
+    assert report.passed, report.summary()
