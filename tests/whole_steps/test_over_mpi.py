@@ -140,14 +140,6 @@ IN_FLOAT64 = (
     *("mlp", "lm", "clipped attention", "translation", "tied embedding", "tied translation"),
     *OPTIMIZED,
 )
-    "mlp",
-    "lm",
-    "clipped attention",
-    "translation",
-    "tied embedding",
-    "tied translation",
-    *OPTIMIZED,
-)
 
 
 @pytest.mark.parametrize("seed", range(40))
