@@ -200,8 +200,8 @@ def inspect(
 
     `sample`: data from which the rows that a step of one replica touches are measured.
     """
-    graph = _read_graph(train, options or GraphOptions())
     with naming(train, *ABOUT_THE_MODEL):
+        graph = import_training_graph(train, options or GraphOptions(), needs_initial=False)
         refusal = _refusal_of_kernels(graph)
         find_gradients(graph)
         all_sizes = fill_sizes(sizes or {}, graph)

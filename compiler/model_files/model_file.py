@@ -27,6 +27,7 @@ from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
 from partc.runtime.jobs.job_folder import held_folder
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1  # one protobuf message, by the protobuf specification
+MODEL = "train.onnx"  # what a plan's folder calls its training graph
 EXTERNAL_DATA_FROM_BYTES = 1_500_000_000  # larger models keep their initializers beside the file
 
 
@@ -36,6 +37,10 @@ EXTERNAL_DATA_FROM_BYTES = 1_500_000_000  # larger models keep their initializer
 def read_model(path: str | Path) -> onnx.ModelProto:
     """Parse a model file; external data stays in its files. Raises BadModel."""
     path = Path(path)
+    if path.is_dir():
+        models = sorted(path.glob("*.onnx"), key=lambda model: (model.name != MODEL, model.name))
+        such = f", such as {models[0]}" if models else ""
+        raise BadModel("a folder, not a file", at=str(path), fix=f"give the path of an ONNX model{such}")
     if not path.is_file():
         raise BadModel("no such file", at=str(path), fix="give the path of an ONNX model")
     size_bytes = path.stat().st_size

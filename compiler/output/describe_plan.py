@@ -4,9 +4,9 @@ import msgspec
 import onnx
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.model_files.model_file import MODEL
 from partc.compiler.output.annotate import annotate
 from partc.compiler.output.output_paths import PROFILE, REPORT
-from partc.compiler.output.plan_files import MODEL
 from partc.compiler.report.describe_messages import with_words
 from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import encode_cluster

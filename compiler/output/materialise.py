@@ -12,9 +12,10 @@ from pathlib import Path
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.model_files.model_file import MODEL
 from partc.compiler.options import Options
 from partc.compiler.output.output_paths import check_output_folder
-from partc.compiler.output.plan_files import MODEL, PlanFiles
+from partc.compiler.output.plan_files import PlanFiles
 from partc.compiler.pipeline import ANALYSIS, GRADIENTS, LOWERING_AS_DECIDED, SCHEDULE, run
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.settle_options import fill_sizes

@@ -16,6 +16,7 @@ from types import TracebackType
 import numpy as np
 import onnx
 
+from partc.compiler.model_files.model_file import MODEL
 from partc.compiler.output.output_paths import TRAINED_FILES, check_output_folder, files_of_earlier_plan
 from partc.compiler.output.title_segments import SegmentTitle
 from partc.passes.graph.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
@@ -25,7 +26,6 @@ from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.log import log
 from partc.runtime.plan.variables import Initial, Made, Stored
 
-MODEL = "train.onnx"
 INITIAL = "initial.safetensors"
 
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from partc.compiler.commands.cli import COMMANDS, app_for, main
 from partc.compiler.verification.ranks import Ranks, launch_in_process
 from partc.compiler.verification.verify import verify
-from tests.checks.command_line import CLUSTER, EXAMPLES, MLP, done, hashes_of, make_mlp, partc
+from tests.checks.command_line import CLUSTER, EXAMPLES, MLP, done, hashes_of, make_mlp, partc, refused
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,18 @@ def test_inspect_shows_variables_inputs_and_work(folder: Path) -> None:
     assert re.search(r"layer0.weight .* parameter .* float32 .* 6 x 8 .* dense", shown)
     assert re.search(r"labels .* int64 .* 0 to 2", shown)
     assert "main computation" in shown
+
+
+def test_inspect_reads_the_graph_of_a_plan_and_names_it_where_the_folder_is_given(
+    folder: Path, tmp_path: Path
+) -> None:
+    done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "out")
+
+    shown = done("inspect", tmp_path / "out" / "train.onnx", "--groups")
+
+    assert shown == done("inspect", folder / "train.onnx", "--groups")
+    fix = f"such as {tmp_path / 'out' / 'train.onnx'}"
+    refused("inspect", tmp_path / "out", what="a folder, not a file", fix=fix)
 
 
 def test_inspect_lists_operator_groups_on_lines_that_nothing_folds(folder: Path) -> None:

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
         ("model mlp -o forward.onnx/n.onnx", "'forward.onnx' is a file", "another folder"),
         ("model mlp -o /proc/nowhere/n.onnx", "No such file", "can read and write"),
         ("grad nowhere.onnx --loss mse -o n.onnx", "no such file", "path of an ONNX model"),
-        ("grad folder --loss mse -o n.onnx", "no such file", "path of an ONNX model"),
+        ("grad folder --loss mse -o n.onnx", "a folder, not a file", "path of an ONNX model"),
         ("grad text.onnx --loss mse -o n.onnx", "not an ONNX model", "copy or export"),
         ("grad forward.onnx -o n.onnx", "missing option '--loss'", "partc grad --help"),
         ("grad forward.onnx --loss hinge -o n.onnx", "'hinge'", "'logits'"),

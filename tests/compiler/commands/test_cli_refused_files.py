@@ -57,7 +57,7 @@ def test_bindings_that_do_not_fit_are_refused(
 ) -> None:
     onnx.save(with_zeros(parse(SGD), "W"), tmp_path / "m.onnx")
 
-    refused("inspect", tmp_path / "m.onnx", "--state", state, what=what, fix=fix)
+    refused("compile", tmp_path / "m.onnx", "--state", state, *COMPILE[2:], what=what, fix=fix)
 
 
 def test_a_truncated_model_is_refused_with_its_size(folder: Path, tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ ON_MESHES = {
     "2+3": ("tensor=5", "fsdp", "pipeline=5,microbatches=5", "one-weird-trick"),
 }
 ANY = "any"
+MOST_DRAWN = 5  # of them, where one is refused: samples on another axis than the first leave less to divide
 
 
 @dataclass(frozen=True)
@@ -241,10 +242,9 @@ class Attempt:
         strategy: Any = self.trial.strategy
         if strategy == "random":
             strategy = self._random_strategy(import_training_graph(train, GraphOptions(sample_axes=axes)))
-        cluster = cluster_of(self.trial.cluster)
+        cluster, seed = cluster_of(self.trial.cluster), self.trial.seed
         if strategy == ANY:
-            shape, strategy = self._any_strategy(import_training_graph(train, GraphOptions(sample_axes=axes)))
-            cluster = equal_hosts(shape)
+            cluster, strategy = self._any_strategy(train, axes, seed)
         while True:
             if isinstance(strategy, Strategy):
                 (self.scratch / "asked.json").write_bytes(encode_strategy(strategy))
@@ -257,19 +257,28 @@ class Attempt:
                 compile_step(train, cluster, out, options)
                 return read_plan_folder(out)
             except BadStrategy as error:
-                if self.trial.strategy != "random":
+                if self.trial.strategy == ANY and len(self.refusals) < MOST_DRAWN:
+                    self.refusals.append(error.what)
+                    seed += 1
+                    cluster, strategy = self._any_strategy(train, axes, seed)
+                elif self.trial.strategy == "random":
+                    strategy = _without(strategy, error.at)
+                else:
                     raise
-                strategy = _without(strategy, error.at)
             except BadUsage as error:
                 if "use --strategy" not in error.fix:
                     raise
                 self.refusals.append(error.what)
                 strategy = error.fix.rpartition("--strategy ")[2]
 
-    def _any_strategy(self, training: TrainingGraph) -> tuple[str, Strategy]:
+    def _any_strategy(
+        self, train: Path, axes: dict[str, int | None] | None, seed: int
+    ) -> tuple[Cluster, Strategy]:
+        training = import_training_graph(train, GraphOptions(sample_axes=axes))
         shapes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
         assert isinstance(shapes[0], int)
-        return random_soap(training, self.trial.batch, shapes[0], self.trial.seed)
+        shape, strategy = random_soap(training, self.trial.batch, shapes[0], seed)
+        return equal_hosts(shape), strategy
 
     def _random_strategy(self, training: TrainingGraph) -> Strategy:
         drawn = {}
