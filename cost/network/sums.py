@@ -6,7 +6,9 @@
              broadcast        of its members on each host
 
 A short sum is flat: MPI takes its levels within the one collective. A long one crosses a host's link for each
-member on the host if it is flat, and once by levels.
+member on the host if it is flat, and once by levels. Lines that lie otherwise on hosts, such as those along
+`data` of `data=3,tensor=2` on two hosts of three, are flat: by levels they would add in other orders, and
+copies of what several lines sum would differ in their last bits.
 """
 
 from collections.abc import Sequence
@@ -23,17 +25,26 @@ from partc.cost.network.collectives import (
 from partc.cost.network.families import Family, in_every, known_families
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases, seconds_of
+from partc.runtime.plan.members import are_spread_alike
 
 Lines = Sequence[tuple[str, ...]]  # the ends that sum together, of each group
 
 
 def goes_by_levels(network: Network, lines: Lines, message_bytes: float, is_rounded: bool = False) -> bool:
-    """Tell whether sums along all lines, at the same time, are sooner made level by level than flat.
+    """Tell whether sums along all lines, at the same time, are made level by level, or flat.
 
     `is_rounded`: float32 of which 16 bits are sent, but within hosts where that is a level.
     """
-    if not any(has_levels(network, line) for line in lines):
-        return False
+    has_any = any(has_levels(network, line) for line in lines)
+    return (
+        has_any
+        and are_spread_alike(network.hosts_of(line) for line in lines)
+        and is_sooner_by_levels(network, lines, message_bytes, is_rounded)
+    )
+
+
+def is_sooner_by_levels(network: Network, lines: Lines, message_bytes: float, is_rounded: bool) -> bool:
+    """Tell whether sums along all lines, at the same time, take less level by level than flat."""
     families, way = known_families(network, lines), rounded_all_reduce if is_rounded else all_reduce
     by_levels, flat = (take(network, families, message_bytes, way) for take in (_by_levels, _flat))
     return seconds_of(network, by_levels) < seconds_of(network, flat)

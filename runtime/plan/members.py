@@ -5,6 +5,7 @@ Shards tell replicas apart: how many the data has, and which of them is a replic
 They are inputs of a rank and not constants of its graph, so that all replicas share their segments.
 """
 
+from collections.abc import Hashable, Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,19 @@ def lands_at(start: Start, rank: Rank, root: int) -> bool:
 def roots_of(plan: Plan, rank: Rank) -> dict[str, int]:
     """Return the root of every group that a rank is in."""
     return {group: members_of(plan, group, rank)[0] for group in rank.groups}
+
+
+def are_spread_alike(groups: Iterable[Iterable[Hashable]]) -> bool:
+    """Tell whether all groups, each given by its members' hosts, have the same places together on hosts.
+
+    Sums that begin on each host are then of the same terms first in all groups: copies of what is summed in
+    several of them are equal bit for bit.
+    """
+    patterns = set()
+    for hosts in groups:
+        numbers: dict[Hashable, int] = {}
+        patterns.add(tuple(numbers.setdefault(host, len(numbers)) for host in hosts))
+    return len(patterns) == 1
 
 
 def leaders_of(plan: Plan) -> tuple[Rank, ...]:

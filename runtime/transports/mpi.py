@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from mpi4py import MPI
 
+from partc.runtime.plan.members import are_spread_alike
 from partc.runtime.plan.program import Plan, Start
 from partc.runtime.transports.communication import ROW_KINDS, Part
 from partc.runtime.transports.host_levels import levels_among
@@ -33,7 +34,12 @@ class MPITransport:
             for start in plan.instructions
             if isinstance(start, Start) and start.kind == "reduce_scatter"
         }
-        scattered = {members for group in scattering for members in plan.groups[group]}
+        scattered = {
+            members
+            for group in scattering
+            if are_spread_alike([hosts[member] for member in members] for members in plan.groups[group])
+            for members in plan.groups[group]
+        }
         # Sorted, so that all ranks create their common communicators in one order.
         for members in sorted({members for groups in plan.groups.values() for members in groups}):
             if world.rank in members and len(members) > 1:

@@ -1,5 +1,6 @@
 """Sums that go by levels, though they are short: every tensor of every rank is the single device's."""
 
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -8,23 +9,27 @@ import pytest
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Momentum
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.planning.mesh_sums import MeshSums
+from partc.cost.network import sums
 from partc.models.catalogue import build_model
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.program import Start
+from tests.builders.graphs.soap_models import MODELS, OPTIMIZED
+from tests.builders.plans import random_soap
 from tests.builders.plans.compiled_steps import (
     Compiled,
     assert_trains_as_one_device,
     compile_step,
     random_batches,
 )
-from tests.whole_steps import test_random_devices, test_random_meshes
+from tests.checks.float64_windows import open_in_float64
+from tests.whole_steps import test_random_devices, test_random_meshes, test_random_soap
 
 
 @pytest.fixture(autouse=True)
 def by_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MeshSums, "_find_whether_by_levels", lambda *asked: True)
+    monkeypatch.setattr(sums, "has_levels", lambda *asked: True)
+    monkeypatch.setattr(sums, "is_sooner_by_levels", lambda *asked: True)
 
 
 def perceptron(folder: Path, cluster: str, strategy: str) -> Compiled:
@@ -43,8 +48,6 @@ def perceptron(folder: Path, cluster: str, strategy: str) -> Compiled:
         ("2x4", "data=4,tensor=2"),
         ("3+1", "allreduce"),
         ("3+1", "data=4,microbatches=2"),
-        ("3+1", "data=2,tensor=2"),
-        ("1+3+2", "data=3,tensor=2"),
         ("1+3+2", "data=2,tensor=3"),
         ("2+1", "tensor=3"),
         ("4+2", "fsdp=3,tensor=2"),
@@ -56,6 +59,23 @@ def test_ranks_of_uneven_hosts_train_as_one_device(cluster: str, strategy: str, 
     groups = {i.group for i in compiled.plan.instructions if isinstance(i, Start)}
     assert any(group.endswith("leaders") for group in groups)
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+DRAWN = list(enumerate(islice(cycle((*MODELS, *OPTIMIZED)), 240), 20_000))
+SAMPLED = (20_013, 20_048, 20_056, 20_142)  # lines that copies are summed along lie otherwise on hosts
+UNEQUAL = {"3+1": 0.2, "2+1": 0.2, "2x3": 0.2, "1+3+2": 0.2, "4+2": 0.1, "1+1+2": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("seed", "model"),
+    [pytest.param(seed, model, marks=() if seed in SAMPLED else pytest.mark.long) for seed, model in DRAWN],
+)
+def test_copies_of_random_degrees_on_unequal_hosts_are_equal_bit_for_bit(
+    seed: int, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_soap, "CLUSTERS", UNEQUAL)
+    open_in_float64(monkeypatch)
+    test_random_soap.check(model, seed, tmp_path, are_equal=seed % 3 != 2)
 
 
 @pytest.mark.parametrize("seed", range(0, 30, 3))

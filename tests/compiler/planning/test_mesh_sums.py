@@ -8,7 +8,7 @@ import pytest
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.planning.mesh_sums import MeshSums
+from partc.cost.network import sums
 from partc.models.catalogue import build_model
 from partc.runtime.plan.program import Start
 from tests.builders.plans.compiled_steps import compile_step, import_text
@@ -36,7 +36,8 @@ def ways_of(
     def simulated_s(name: str, by_levels: bool | None) -> float:
         with monkeypatch.context() as patch:
             if by_levels is not None:
-                patch.setattr(MeshSums, "_find_whether_by_levels", lambda *asked: by_levels)
+                patch.setattr(sums, "has_levels", lambda *asked: by_levels)
+                patch.setattr(sums, "is_sooner_by_levels", lambda *asked: by_levels)
             training = (
                 import_text(model, loss="loss", sample_axes={"x": 0})
                 if isinstance(model, str)
@@ -73,7 +74,6 @@ def test_the_way_of_a_sum_of_all_workers_is_the_quicker_one(
         ("2x4", "tensor=8"),
         ("2x2", "data=4,microbatches=2"),
         ("3+1", "data=4,microbatches=2"),
-        ("3+3", "data=3,tensor=2"),
     ],
 )
 def test_the_way_of_a_sum_along_an_axis_is_the_quicker_one(

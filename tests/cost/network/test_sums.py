@@ -115,6 +115,18 @@ def test_no_levels_within_a_host_or_with_one_member_of_each() -> None:
     assert goes_by_levels(network, [(*inside[0], *inside[1])], 1e9)
 
 
+def test_lines_that_lie_otherwise_on_hosts_add_in_one_order() -> None:
+    """By levels (a + b) + c along one line would be a + (b + c) along the other, and copies differ."""
+    network = Network(cluster_of("2x3"))
+    ends = [f"host{h}/cpu{w}" for h in range(2) for w in range(3)]
+    alike = [tuple(ends[at] for at in line) for line in ((0, 1, 3), (2, 1, 4))]
+    otherwise = [tuple(ends[at] for at in line) for line in ((0, 2, 4), (1, 3, 5))]
+
+    assert goes_by_levels(network, alike, 1e9)
+    assert not goes_by_levels(network, otherwise, 1e9)
+    assert all(goes_by_levels(network, [line], 1e9) for line in otherwise)
+
+
 def test_lines_that_share_links_are_priced_together() -> None:
     """Twice as many lines over a link take it twice as long."""
     network = Network(cluster_of("2x4"))
