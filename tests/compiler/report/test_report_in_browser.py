@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 from partc.compiler.differentiation.build import build_training_graph
@@ -9,9 +10,12 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.models.catalogue import build_model
+from tests.builders.graphs.soap_models import MODELS, OPTIMIZED, soap_model
 from tests.builders.plans.compiled_reports import Compiled
-from tests.builders.plans.compiled_steps import compile_step
+from tests.builders.plans.compiled_steps import compile_as_allowed, compile_step
+from tests.builders.plans.random_soap import random_soap
 from tests.checks.browser import Browser
+from tests.checks.float64_windows import open_in_float64
 from tests.checks.page_audit import NOTHING_WRONG, audit
 
 LOOKS = [(1400, False), (400, True)]
@@ -51,6 +55,27 @@ def test_nothing_is_wrong_with_operators_on_many_devices(
         assert page.evaluate("!!document.querySelector('section#operators')")
         assert audit(page) == NOTHING_WRONG
         assert page.errors == []
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=() if seed == 3 else pytest.mark.long) for seed in range(34)]
+)
+def test_nothing_is_wrong_with_any_degrees_on_any_devices(
+    seed: int, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_in_float64(monkeypatch)
+    model = (*MODELS, *OPTIMIZED)[seed % len((*MODELS, *OPTIMIZED))]
+    step, batch = onnx.ModelProto.FromString(soap_model(model)), ("global", "per-replica")[seed // 2 % 2]
+    training = import_training_graph(step)
+    samples = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
+    assert isinstance(samples[0], int)
+    cluster, strategy = random_soap(training, batch, samples[0], 9000 + seed, are_equal=seed % 3 != 2)
+    compiled = compile_as_allowed(step, tmp_path / "out", cluster, strategy, batch)
+
+    for width, dark in LOOKS:
+        with browser.open(compiled.folder.path / "report.html", width, dark=dark) as page:
+            assert audit(page) == NOTHING_WRONG
+            assert page.errors == []
 
 
 def test_scrolling_areas_say_so_and_have_a_name_and_the_focus(on_2x2: Compiled, browser: Browser) -> None:
