@@ -19,7 +19,7 @@ from partc.cost.cluster.cluster import Cluster
 from partc.models.catalogue import build_model
 from tests.builders.graphs.soap_models import OPTIMIZED, soap_model
 from tests.builders.plans.compiled_steps import cluster_of, compile_as_allowed
-from tests.builders.plans.random_soap import random_soap
+from tests.builders.plans.random_soap import random_soap, samples_of
 from tests.checks.command_line import done
 
 BITS_PER_S = 1e9
@@ -147,9 +147,8 @@ def test_any_degrees_on_any_devices_train_as_one(seed: int, tmp_path: Path) -> N
     """Every model without ops that onnxruntime lacks in float64 in turn, both readings of the batch."""
     step = onnx.ModelProto.FromString(soap_model(IN_FLOAT64[seed % len(IN_FLOAT64)]))
     training, batch = import_training_graph(step), ("global", "per-replica")[seed // 2 % 2]
-    samples = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
-    assert isinstance(samples[0], int)
-    cluster, strategy = random_soap(training, batch, samples[0], 7000 + seed, are_equal=seed % 3 != 2)
+    samples = samples_of(training)
+    cluster, strategy = random_soap(training, batch, samples, 7000 + seed, are_equal=seed % 3 != 2)
 
     folder = compile_as_allowed(step, tmp_path / "out", cluster, strategy, batch).folder
 

@@ -15,7 +15,7 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.runtime.errors import NoPlacement
 from tests.builders.graphs.soap_models import MODELS, OPTIMIZED, soap_model
 from tests.builders.plans.compiled_steps import compile_as_allowed, random_batches, verified
-from tests.builders.plans.random_soap import random_soap
+from tests.builders.plans.random_soap import random_soap, samples_of
 from tests.checks.counted_bytes import check_bytes
 from tests.checks.counted_work import check_halos, check_work
 from tests.checks.float64_windows import open_in_float64
@@ -37,10 +37,7 @@ def check(model: str, seed: int, folder: Path, are_equal: bool = True) -> None:
     step = onnx.ModelProto.FromString(soap_model(model))
     training = import_training_graph(step)
     oracle = Oracle(training)
-    sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
-    samples = sizes[0]
-    assert isinstance(samples, int)
-    cluster, strategy = random_soap(training, batch, samples, seed, are_equal)
+    cluster, strategy = random_soap(training, batch, samples_of(training), seed, are_equal)
 
     compiled = compile_as_allowed(step, folder / "out", cluster, strategy, batch)
     batches = random_batches(compiled.plan, 2, seed, high=CLASSES.get(model))
@@ -86,9 +83,7 @@ def check_computed_again(model: str, seed: int, folder: Path) -> int:
     step = onnx.ModelProto.FromString(soap_model(model))
     training = import_training_graph(step)
     oracle = Oracle(training)
-    sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
-    assert isinstance(sizes[0], int)
-    cluster, strategy = random_soap(training, batch, sizes[0], seed)
+    cluster, strategy = random_soap(training, batch, samples_of(training), seed)
     plain = compile_as_allowed(step, folder / "plain", cluster, strategy, batch, recompute_bytes=10**12)
     assert plain.plan.recomputed is not None
     limit = plain.plan.recomputed.before_bytes * 4 // 5

@@ -99,6 +99,13 @@ def random_soap(
     )
 
 
+def samples_of(training: TrainingGraph) -> int:
+    """Return how many samples the graph's batch has, a number."""
+    sizes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
+    assert isinstance(sizes[0], int)
+    return sizes[0]
+
+
 def _samples_parts(most: int, batch: str, samples: int, rng: np.random.Generator) -> int:
     """Draw how many parts the samples have; of a global batch some are of different sizes."""
     equal = [n for n in range(1, most + 1) if batch == "per-replica" or samples % n == 0]

@@ -13,7 +13,7 @@ from partc.models.catalogue import build_model
 from tests.builders.graphs.soap_models import MODELS, OPTIMIZED, soap_model
 from tests.builders.plans.compiled_reports import Compiled
 from tests.builders.plans.compiled_steps import compile_as_allowed, compile_step
-from tests.builders.plans.random_soap import random_soap
+from tests.builders.plans.random_soap import random_soap, samples_of
 from tests.checks.browser import Browser
 from tests.checks.float64_windows import open_in_float64
 from tests.checks.page_audit import NOTHING_WRONG, audit
@@ -67,9 +67,8 @@ def test_nothing_is_wrong_with_any_degrees_on_any_devices(
     model = (*MODELS, *OPTIMIZED)[seed % len((*MODELS, *OPTIMIZED))]
     step, batch = onnx.ModelProto.FromString(soap_model(model)), ("global", "per-replica")[seed // 2 % 2]
     training = import_training_graph(step)
-    samples = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
-    assert isinstance(samples[0], int)
-    cluster, strategy = random_soap(training, batch, samples[0], 9000 + seed, are_equal=seed % 3 != 2)
+    samples = samples_of(training)
+    cluster, strategy = random_soap(training, batch, samples, 9000 + seed, are_equal=seed % 3 != 2)
     compiled = compile_as_allowed(step, tmp_path / "out", cluster, strategy, batch)
 
     for width, dark in LOOKS:

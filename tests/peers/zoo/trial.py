@@ -32,7 +32,7 @@ from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
 from tests.builders.plans.compiled_steps import cluster_of as equal_hosts
-from tests.builders.plans.random_soap import random_soap
+from tests.builders.plans.random_soap import random_soap, samples_of
 from tests.peers.score_parameters import score_parameters
 from tests.peers.zoo.as_torch import EPSILON, BesideTorch, Differs, after_steps_in_onnxruntime
 from tests.peers.zoo.exported import Exported, read_exported
@@ -275,9 +275,7 @@ class Attempt:
         self, train: Path, axes: dict[str, int | None] | None, seed: int
     ) -> tuple[Cluster, Strategy]:
         training = import_training_graph(train, GraphOptions(sample_axes=axes))
-        shapes = [e.shape[e.sample_axis] for e in training.data_inputs.values() if e.sample_axis is not None]
-        assert isinstance(shapes[0], int)
-        shape, strategy = random_soap(training, self.trial.batch, shapes[0], seed)
+        shape, strategy = random_soap(training, self.trial.batch, samples_of(training), seed)
         return equal_hosts(shape), strategy
 
     def _random_strategy(self, training: TrainingGraph) -> Strategy:
