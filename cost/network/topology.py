@@ -153,7 +153,7 @@ class Network:
 
     def hosts_of(self, members: Sequence[str]) -> list[int]:
         """Return each member's host, by its number."""
-        return self.host_of[[self.number_of[member] for member in members]].tolist()
+        return [int(self.host_of[self.number_of[member]]) for member in members]
 
     def by_host(self, members: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """Return the members of each host, hosts in the order in which they have a first member."""
