@@ -198,7 +198,8 @@ def inspect(
 ) -> Inspection:
     """Look at a training step: variables, gradients, data inputs, work, operator groups. Raises PartcError.
 
-    `sample`: data from which the rows that a step of one replica touches are measured.
+    Variables need no first values here. `sample`: data from which the rows that a step of one replica touches
+    are measured.
     """
     with naming(train, *ABOUT_THE_MODEL):
         graph = import_training_graph(train, options or GraphOptions(), needs_initial=False)

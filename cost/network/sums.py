@@ -35,9 +35,8 @@ def goes_by_levels(network: Network, lines: Lines, message_bytes: float, is_roun
 
     `is_rounded`: float32 of which 16 bits are sent, but within hosts where that is a level.
     """
-    has_any = any(has_levels(network, line) for line in lines)
     return (
-        has_any
+        any(has_levels(network, line) for line in lines)
         and are_spread_alike(network.hosts_of(line) for line in lines)
         and is_sooner_by_levels(network, lines, message_bytes, is_rounded)
     )

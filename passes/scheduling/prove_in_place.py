@@ -75,9 +75,8 @@ class _Proof:
 
     def update(self, state: State) -> _Update | None:
         """Return what is left to be proved of a state, None if it may not be written over."""
-        if state.next not in self.writers or self.next_values[state.next] > 1 or state.value in self.outputs:
-            return None
-        if state.next in self.in_buckets:
+        has_own_place = state.next not in self.in_buckets and self.next_values[state.next] == 1
+        if state.next not in self.writers or not has_own_place or state.value in self.outputs:
             return None
         place, writer = self.writers[state.next]
         views = self._views(state.value, place)

@@ -21,6 +21,7 @@ from tests.builders.plans.compiled_steps import (
     assert_trains_as_one_device,
     compile_step,
     random_batches,
+    verified,
 )
 from tests.checks.float64_windows import open_in_float64
 from tests.whole_steps import test_random_devices, test_random_meshes, test_random_soap
@@ -59,6 +60,22 @@ def test_ranks_of_uneven_hosts_train_as_one_device(cluster: str, strategy: str, 
     groups = {i.group for i in compiled.plan.instructions if isinstance(i, Start)}
     assert any(group.endswith("leaders") for group in groups)
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy"),
+    [("3+1", "data=2,tensor=2"), ("1+3+2", "data=3,tensor=2"), ("2x3", "data=3,tensor=2")],
+)
+def test_lines_that_lie_otherwise_on_hosts_stay_flat_and_train_as_one_device(
+    cluster: str, strategy: str, tmp_path: Path
+) -> None:
+    compiled = perceptron(tmp_path, cluster, strategy)
+
+    groups = {i.group for i in compiled.plan.instructions if isinstance(i, Start)}
+    assert not any(group.endswith("leaders") for group in groups)
+    batches = random_batches(compiled.plan, 2)
+    assert_trains_as_one_device(compiled, batches)
+    assert not verified(compiled, batches).disagreeing
 
 
 DRAWN = list(enumerate(islice(cycle((*MODELS, *OPTIMIZED)), 240), 20_000))

@@ -34,11 +34,11 @@ class ParameterChoice:
 
     def named_as(self, names: Mapping[str, str]) -> "ParameterChoice":
         """Return the choice by other names: `names` has those of the file -> those of the parameters."""
-        train, freeze = (
-            None if patterns is None else tuple(names.get(pattern, pattern) for pattern in patterns)
-            for patterns in (self.train, self.freeze)
-        )
-        return ParameterChoice(train, freeze or ())
+
+        def renamed(patterns: Iterable[str]) -> tuple[str, ...]:
+            return tuple(names.get(pattern, pattern) for pattern in patterns)
+
+        return ParameterChoice(None if self.train is None else renamed(self.train), renamed(self.freeze))
 
     def choose(
         self, decisions: Mapping[str, ParameterDecision], names: Sequence[str], declared: Collection[str]

@@ -64,7 +64,8 @@ def test_nothing_is_wrong_with_any_degrees_on_any_devices(
     seed: int, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_in_float64(monkeypatch)
-    model = (*MODELS, *OPTIMIZED)[seed % len((*MODELS, *OPTIMIZED))]
+    models = (*MODELS, *OPTIMIZED)
+    model = models[seed % len(models)]
     step, batch = onnx.ModelProto.FromString(soap_model(model)), ("global", "per-replica")[seed // 2 % 2]
     training = import_training_graph(step)
     samples = samples_of(training)
