@@ -203,9 +203,34 @@ def _decide_by_rule(
     gives_way = stored or [False] * len(placements)
     for refined, factor in _split_factors(node, placements, ranks, gives_way, widens, home):
         decision = split_on(node, refined, factor, ranks)
-        if decision is not None:
+        if decision is not None and not _cuts_more_than_it_leaves(
+            node, decision, placements, gives_way, home
+        ):
             return decision
     return keep_partial(node, placements) or whole_axis(node)
+
+
+def _cuts_more_than_it_leaves(
+    node: NodeFacts,
+    decision: AxisDecision,
+    placements: Sequence[Placement],
+    gives_way: Sequence[bool],
+    home: Split | None,
+) -> bool:
+    """Tell whether parts would be joined each in parts, for the sake of the fewer bytes that are.
+
+    What comes of it is parts among parts, most often gathered next, with what all ranks had.
+    """
+    made = decision.outputs[0]
+    is_joined = node.rule is not None and node.rule.moves and isinstance(made, Split) and made.outer > 1
+    if not is_joined or len(node.rule.terms) < 2 or made == home:
+        return False
+    data = [
+        (tensor.nbytes, isinstance(placement, Split))
+        for tensor, placement, is_stored in zip(node.inputs, placements, gives_way, strict=True)
+        if not is_stored
+    ]
+    return sum(size for size, is_cut in data if not is_cut) >= sum(size for size, is_cut in data if is_cut)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -102,3 +102,22 @@ def test_partial_sums_pass_linear_ops_alone(op: str, kept: bool) -> None:
     text = text.replace("double lr = {0.1}", "double lr = {0.1}, double zero = {0.0}, bool yes = {1}")
 
     assert (placements(text)["part"] == SUM) == kept
+
+
+@pytest.mark.parametrize(
+    ("joined", "kept"),
+    [("x, t", False), ("x, y, t", True), ("x, t, t", False), ("x, y", True)],
+)
+def test_parts_are_joined_in_parts_unless_as_much_would_be_cut_as_was(joined: str, kept: bool) -> None:
+    text = f"""
+    step (double[4,8] x, double[4,8] t, double[4,8] W) => (double loss, double[4,8] W_next) {{
+        y = Neg (x)
+        rows = Concat <axis = 1> ({joined})
+        loss = ReduceSum <keepdims = 0> (rows)
+        dW = Mul (W, loss)
+        W_next = Sub (W, dW)
+    }}
+    """
+    parts = joined.count(",") + 1
+
+    assert placements(text)["rows"] == (Layout("worker", Split(1, outer=parts)) if kept else WORKER_WHOLE)
