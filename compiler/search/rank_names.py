@@ -120,8 +120,8 @@ def _estimates(first: Compilation, names: Iterable[str]) -> Iterator[NameEstimat
             yield NameEstimate(name, gain=SPATIAL_GAIN)
         elif named.workers is not None:
             alone_s = on_quickest.replicas_s(named.workers, named.microbatches or 1)
-            meeting = 1 + A_DOUBLING * log2(named.workers)
-            yield NameEstimate(name, alone_s=alone_s * meeting, doubt=DOUBT_OF_REPLICAS)
+            longer = 1 + A_DOUBLING * log2(named.workers)
+            yield NameEstimate(name, alone_s=alone_s * longer, doubt=DOUBT_OF_REPLICAS)
         elif (pipeline := pipeline_of(pipelines, named)) is not None:
             yield NameEstimate(name, alone_s=estimate.step_s(pipeline))
 

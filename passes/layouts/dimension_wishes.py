@@ -57,14 +57,27 @@ def wishes_of(
             together = decide_axes(mesh, decisions)
             if decision is None or not divides(mesh, known, together):
                 count = prod(mesh.size(a) for a, other in wishes.items() if other == wish)
-                raise _refusal(node, dimension, count, has_open_parts(known, together), where)
+                entries = _entries(node, analysis.facts, wish)
+                raise _refusal(node, dimension, count, entries, has_open_parts(known, together), where)
     return wishes
 
 
-def _refusal(node: gs.Node, dimension: str, count: int, is_open: bool, at: str) -> BadStrategy:
+def _entries(node: gs.Node, facts: Facts, wish: Wish) -> int | None:
+    """Return how many entries a dimension has; None where the data tells."""
+    if wish.split is None:
+        return None
+    tensor = node.outputs[0] if wish.operand is None else node.inputs[wish.operand]
+    size = facts.fixed_size(tensor.name, wish.split.axis)
+    return None if size is None else size // wish.split.outer
+
+
+def _refusal(
+    node: gs.Node, dimension: str, count: int, entries: int | None, is_open: bool, at: str
+) -> BadStrategy:
     if not is_open:
+        too_few = "" if entries is None or entries >= count else f": it has {entries} entries"
         return BadStrategy(
-            f"{node.op} {node.name!r} cannot split {dimension} into {count} parts",
+            f"{node.op} {node.name!r} cannot split {dimension} into {count} parts{too_few}",
             at=at,
             fix="`partc inspect --groups` lists what each op may split",
         )

@@ -27,7 +27,7 @@ from partc.runtime.plan.program import (
     instructions_of,
     members_of,
 )
-from partc.runtime.transports.communication import ROW_KINDS, Part, part_of
+from partc.runtime.transports.communication import ROW_KINDS, Part, part_of, stays_the_same
 from partc.runtime.transports.transport import Handle, Transport
 
 
@@ -95,6 +95,7 @@ class Executor:
         self._transport = transport
         self._program = instructions_of(plan, rank)
         self._under_way: dict[int, tuple[Part, Handle]] = {}
+        self._parts: dict[int, Part] = {}  # of instructions, those that stay the same
         lasting = {output.value for output in plan.outputs} | environment.fixed.keys()
         self._last_read_by = last_readers(self._program, lasting)
         device = environment.device
@@ -137,14 +138,21 @@ class Executor:
                     self._keep_loss_terms(instruction)
                     self._transport.progress()
                 case Start():
-                    members = self._members[instruction.group]
-                    part = part_of(instruction, self._rank, members, self.environment)
+                    part = self._part_of(index, instruction)
                     self._under_way[instruction.tag_id] = (part, self._transport.start(part))
                 case Wait(tag_id=tag_id):
                     yield from self._wait(tag_id)
                 case Store(source=source, target=target):
                     self.environment.put(target, self.environment.array(source))
             self.environment.drop(self._last_read_by[index])
+
+    def _part_of(self, index: int, start: Start) -> Part:
+        if index in self._parts:
+            return self._parts[index]
+        part = part_of(start, self._rank, self._members[start.group], self.environment)
+        if stays_the_same(part, self.environment):
+            self._parts[index] = part
+        return part
 
     def _end_step(self) -> Iterator[Start]:
         if self._under_way:

@@ -32,6 +32,7 @@ SHIFTS = {"shift_ahead": 1, "shift_back": -1}
 # Measured with 2 to 4 members, in one machine and at 1 Gbit/s (docs/benchmarks.md): shorter sums take the
 # same or less in one collective, and so does an all_reduce of two members.
 LONG_SUM_BYTES = 1 << 19
+_IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"})
 _READS_COUNTS = frozenset({"scatter_rows", "all_to_all_rows"})
 
 
@@ -117,6 +118,17 @@ def part_of(start: Start, rank: Rank, members: tuple[int, ...], environment: Env
         return Part(start, members, position, sends, lands)
     rows, counts = _rows_of(start, environment, len(members))
     return Part(start, members, position, sends, lands, rows=rows, counts=counts)
+
+
+def stays_the_same(part: Part, environment: Environment) -> bool:
+    """Tell whether every step's part is this one: dense values that lie where they go, in fixed memory."""
+    start = part.start
+    return (
+        part.sends
+        and start.kind in _IN_PLACE
+        and start.reads == start.writes
+        and all(environment.memory(name) is not None for name in start.reads)
+    )
 
 
 @dataclass(frozen=True, slots=True)

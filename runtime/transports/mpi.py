@@ -83,6 +83,8 @@ class MPITransport:
 
     def _advance(self) -> None:
         for _ in range(LOOKS):
+            if not self._under_way:
+                return
             if self._requests.move():
                 self._end_complete()
 

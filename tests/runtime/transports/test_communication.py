@@ -13,7 +13,7 @@ from partc.runtime.execution.environment import Environment
 from partc.runtime.plan.moves import find_moves
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Buffer, Exchange, Kind, Slice, Start
-from partc.runtime.transports.communication import part_of
+from partc.runtime.transports.communication import Part, part_of, stays_the_same
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from tests.builders.plans.hand_made_plans import plan_of, rank
 
@@ -217,3 +217,29 @@ def test_an_exchange_brings_each_the_part_that_he_wants(environments: list[Envir
     size = np.dtype(dtype).itemsize
     assert [side.traffic.payload_bytes["exchange"] for _, _, side in handles] == [4 * size, size, 0]
     assert [side.traffic.exchanged.values_received for _, _, side in handles] == [0, 3 * size, 2 * size]
+
+
+@pytest.mark.parametrize("write", ["x", "y", "moving"])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"])
+def test_a_part_stays_the_same_where_another_step_would_find_the_same_memory(
+    environments: list[Environment], kind: Kind, write: str
+) -> None:
+    start = Start(0, kind, "all", "worker", "worker", ("x",), (write,), counts=(0, 3, 1))
+    plays = [replace(one, sites=("worker", "server")) for one in RANKS]
+
+    for one, environment in zip(plays, environments, strict=True):
+        environment.put("moving", np.zeros((2, 2), np.float32))
+        before = part_of(start, one, GROUP["all"], environment)
+        for name in ("x", "y", "moving"):
+            environment.put(name, np.full((2, 2), 5, np.float32))
+        after = part_of(start, one, GROUP["all"], environment)
+
+        is_root = one.rank == 2
+        assert stays_the_same(before, environment) == (write == "x" and (kind != "broadcast" or is_root))
+        if stays_the_same(before, environment):
+            assert memory_of(before) == memory_of(after)
+            assert (environment.array("x") == 5).all(), "another step's part changes nothing"
+
+
+def memory_of(part: Part) -> list[tuple[int, int]]:
+    return [(array.ctypes.data, array.size) for dense in part.dense for array in (dense.source, dense.target)]

@@ -126,7 +126,7 @@ def check(model: Callable[[], onnx.ModelProto], op: str, dimension: str, parts: 
 @pytest.mark.parametrize(
     ("dimension", "parts", "what"),
     [
-        ("out:1", 13, "cannot split out:1 into 13 parts"),
+        ("out:1", 13, "cannot split out:1 into 13 parts: it has 12 entries"),
         ("out:2", 2, "has no dimension out:2"),
         ("in:1:3", 2, "has no dimension in:1:3"),
         ("in:2:0", 2, "has no operand 2"),
