@@ -26,8 +26,8 @@ from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.engines.engine import find_mpiexec
 
-# What passes at once before the rate holds: one segment as the system hands it over, of 64 KB and headers. Less,
-# and the shaper would cut segments, which a network card does and here a core that ranks need.
+# What passes at once before the rate holds: one segment as the system hands it over, of 64 KB and headers. Of
+# less the shaper would cut segments, which a network card does, on a core that ranks need.
 BURST_BYTES = 72 * 1024
 LATENCY_S = 50e-6  # one way, through two veths and the bridge: measured with ping, rounded up
 MEMORY_BYTES = 4 * 2**30
