@@ -221,9 +221,9 @@ def _cuts_more_than_it_leaves(
 
     What comes of it is parts among parts, most often gathered next, with what all ranks had.
     """
-    made = decision.outputs[0]
-    is_joined = node.rule is not None and node.rule.moves and isinstance(made, Split) and made.outer > 1
-    if not is_joined or len(node.rule.terms) < 2 or made == home:
+    rule, made = node.rule, decision.outputs[0]
+    joins = rule is not None and rule.moves and len(rule.terms) > 1
+    if not joins or not isinstance(made, Split) or made.outer == 1 or made == home:
         return False
     data = [
         (tensor.nbytes, isinstance(placement, Split))
