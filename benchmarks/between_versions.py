@@ -2,9 +2,9 @@
 
     pip install --no-deps --target OLD CHECKOUT       the earlier version, from a checkout of it
     python benchmarks/between_versions.py OLD [--works mlp lm resnet50] [--strategies allreduce ps]
-        [--batch per-replica] [--steps 100] [--pairs 5] [--over-mpi] [--json FILE]
+        [--batch per-replica] [--workers 2] [--steps 100] [--pairs 5] [--over-mpi] [--json FILE]
 
-This version writes a work's training graph; each compiles it for two replicas on one machine and trains both
+This version writes a work's training graph; each compiles it for two replicas on one machine and trains all
 ranks in one process, one thread. A pair of processes takes its steps in turns, of which processor seconds
 count; where memory lies makes some per cent from one process to the next, so that the median of pairs
 counts. With `--over-mpi` both run `partc run` in turns instead: a step takes what so many steps add to ten.
@@ -33,18 +33,13 @@ from rows import write_rows
 
 WARM_UP_STEPS = 3
 FEW_STEPS = 10
-CLUSTER = {
-    "format": "partc-cluster/1",
-    "name": "two workers",
-    "hosts": [
-        {
-            "name": "host0",
-            "address": "localhost",
-            "devices": [{"name": f"host0/cpu{n}", "kind": "cpu", "profile": "cpu-core"} for n in range(2)],
-            "memory_bytes": 2**34,
-        }
-    ],
-}
+
+
+def cluster_of(workers: int) -> dict[str, object]:
+    """Return a machine of so many workers, as a cluster file has it."""
+    devices = [{"name": f"host0/cpu{n}", "kind": "cpu", "profile": "cpu-core"} for n in range(workers)]
+    host = {"name": "host0", "address": "localhost", "devices": devices, "memory_bytes": 2**34}
+    return {"format": "partc-cluster/1", "name": "one machine", "hosts": [host]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class Pair:
 
 
 def write_work(work: str, folder: Path) -> None:
-    """Write a work's training graph and the cluster."""
+    """Write a work's training graph."""
     from partc.compiler.differentiation.build import build_training_graph
     from partc.compiler.differentiation.updates.optimizers import Adagrad, Adam, Momentum
     from partc.models.catalogue import build_model
@@ -86,7 +81,6 @@ def write_work(work: str, folder: Path) -> None:
     }[work]
     forward = build_model(work, **sizes)
     onnx.save(build_training_graph(forward, loss=loss, optimizer=optimizer), folder / "train.onnx")
-    (folder / "cluster.json").write_text(json.dumps(CLUSTER))
 
 
 def partc(*arguments: str) -> None:
@@ -213,6 +207,7 @@ def compare(work: str, strategy: str, asked: argparse.Namespace) -> list[Pair]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_work(work, folder)
+        (folder / "cluster.json").write_text(json.dumps(cluster_of(asked.workers)))
         plans = (folder / "before", folder / "after")
         for version, out in zip((asked.old, None), plans, strict=True):
             how = ("--strategy", strategy, "--batch", asked.batch, "-o", str(out))
@@ -234,6 +229,7 @@ def main() -> None:
     parser.add_argument("--works", nargs="+", default=["mlp", "lm", "resnet50"])
     parser.add_argument("--strategies", nargs="+", default=["allreduce"])
     parser.add_argument("--batch", choices=("per-replica", "global"), default="per-replica")
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--over-mpi", action="store_true")
