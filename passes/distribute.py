@@ -20,8 +20,8 @@ from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.check_wishes import check_wishes
 from partc.passes.layouts.configuration import Configuration, Wish, data_parallel, home_of_follower
-from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.decide_on_servers import NotServable
+from partc.passes.layouts.decisions import Decision
 from partc.passes.layouts.laid_out_graph import LaidOutGraph, Synchronised
 from partc.passes.layouts.layouts import REPLICAS, Layout, Placement, Replicate, Split
 from partc.passes.layouts.meshes import Meshes

@@ -27,7 +27,7 @@ from partc.passes.indexed_rows.route_rows import (
     sort_ids,
     unique,
 )
-from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.decisions import Decision
 from partc.passes.layouts.layouts import REPLICAS, Layout, RequestedRows, Split, served_rows
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering, RowRequest

@@ -7,8 +7,8 @@ its mesh leave a dimension no parts; micro-batches, where wishes leave their sam
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.configuration import Wish
-from partc.passes.layouts.decide_layouts import AxisDecision, whole_axis
 from partc.passes.layouts.decide_node import decide_alone
+from partc.passes.layouts.decisions import AxisDecision, whole_axis
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Overlapping, PerReplica, Split, Widened
 from partc.runtime.errors import BadStrategy

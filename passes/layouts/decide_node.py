@@ -13,18 +13,7 @@ from typing import NamedTuple
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.configuration import Wish
-from partc.passes.layouts.decide_layouts import (
-    AxisDecision,
-    Decision,
-    decide_axes,
-    decide_by_rule,
-    decide_by_wish,
-    decide_on_table,
-    decide_one_axis,
-    divides,
-    run_whole,
-    whole_axis,
-)
+from partc.passes.layouts.decide_layouts import decide_by_rule, decide_by_wish, decide_on_table
 from partc.passes.layouts.decide_on_servers import (
     decide_on_servers,
     decide_request,
@@ -32,6 +21,15 @@ from partc.passes.layouts.decide_on_servers import (
     run_where_requested,
     slice_on_servers,
     slices_rows,
+)
+from partc.passes.layouts.decisions import (
+    AxisDecision,
+    Decision,
+    decide_axes,
+    decide_one_axis,
+    divides,
+    run_whole,
+    whole_axis,
 )
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (

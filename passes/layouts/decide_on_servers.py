@@ -7,13 +7,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
-from partc.passes.layouts.decide_layouts import (
-    AxisDecision,
-    Decision,
-    decide_one_axis,
-    keep_partial,
-    split_on,
-)
+from partc.passes.layouts.decide_layouts import keep_partial, split_on
+from partc.passes.layouts.decisions import AxisDecision, Decision, decide_one_axis
 from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,

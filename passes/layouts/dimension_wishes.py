@@ -16,13 +16,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.analysis import Analysis
 from partc.passes.graph.facts import Facts
 from partc.passes.layouts.configuration import Wish
-from partc.passes.layouts.decide_layouts import (
-    decide_axes,
-    decide_by_wish,
-    divides,
-    has_open_parts,
-    whole_axis,
-)
+from partc.passes.layouts.decide_layouts import decide_by_wish
+from partc.passes.layouts.decisions import decide_axes, divides, has_open_parts, whole_axis
 from partc.passes.layouts.layouts import REPLICAS, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.layouts.strategy_meshes import BATCH

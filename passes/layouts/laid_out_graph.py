@@ -10,7 +10,7 @@ from partc.cost.strategy import Synchronisation
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Configuration
-from partc.passes.layouts.decide_layouts import Decision, divides
+from partc.passes.layouts.decisions import Decision, divides
 from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, Placement, Replicate, Split
 from partc.passes.layouts.meshes import Meshes
 from partc.passes.rules.sharding_rules import node_facts

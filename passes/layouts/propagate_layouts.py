@@ -15,8 +15,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
-from partc.passes.layouts.decide_layouts import Decision, run_whole
 from partc.passes.layouts.decide_node import decide_node
+from partc.passes.layouts.decisions import Decision, run_whole
 from partc.passes.layouts.laid_out_graph import WHOLE_ON_WORKERS, LaidOutGraph
 from partc.passes.layouts.layouts import (
     REPLICAS,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import TensorFacts
-from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.decisions import Decision
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
     WORKER,

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.decisions import Decision
 from partc.passes.lowering.lowered_graph import constant
 from partc.passes.lowering.lowering import Lowering
 from partc.passes.lowering.overlap import Pads, by_place, pad

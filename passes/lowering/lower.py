@@ -16,14 +16,8 @@ from types import MappingProxyType
 import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
-from partc.passes.layouts.decide_layouts import (
-    Decision,
-    decide_axes,
-    follows,
-    run_whole,
-    split_on,
-    whole_axis,
-)
+from partc.passes.layouts.decide_layouts import follows, split_on
+from partc.passes.layouts.decisions import Decision, decide_axes, run_whole, whole_axis
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.last_change import last_change
 from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, PerReplica, Replicate, Split

@@ -17,8 +17,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.operation_builder import onnx_number
 from partc.passes.indexed_rows.exchange_rows import needs_exchange, push_slices, reduce_slices
 from partc.passes.indexed_rows.request_rows import request_rows, run_on_requested_rows
-from partc.passes.layouts.decide_layouts import Decision
 from partc.passes.layouts.decide_on_servers import slices_rows
+from partc.passes.layouts.decisions import Decision
 from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,

@@ -5,7 +5,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.graph.expand_gather import TableShard, write_gather, write_scatter
 from partc.passes.graph.node_writer import NodeWriter
-from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.decisions import Decision
 from partc.passes.layouts.layouts import Split
 from partc.passes.lowering.lowered_graph import FactorPart, PartNumber, constant
 from partc.passes.lowering.lowering import Lowering, tag

@@ -33,7 +33,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.decisions import Decision
 from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.runtime.plan.boxes import part_range

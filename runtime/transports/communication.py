@@ -32,7 +32,6 @@ SHIFTS = {"shift_ahead": 1, "shift_back": -1}
 # Measured with 2 to 4 members, in one machine and at 1 Gbit/s (docs/benchmarks.md): shorter sums take the
 # same or less in one collective, and so does an all_reduce of two members.
 LONG_SUM_BYTES = 1 << 19
-_IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"})
 _READS_COUNTS = frozenset({"scatter_rows", "all_to_all_rows"})
 
 
@@ -121,12 +120,13 @@ def part_of(start: Start, rank: Rank, members: tuple[int, ...], environment: Env
 
 
 def stays_the_same(part: Part, environment: Environment) -> bool:
-    """Tell whether every step's part is this one: dense values that lie where they go, in fixed memory."""
+    """Tell whether every step's part is this one: results replace what is sent, in fixed memory."""
     start = part.start
     return (
         part.sends
-        and start.kind in _IN_PLACE
+        and bool(part.dense)
         and start.reads == start.writes
+        and all(dense.is_placed for dense in part.dense)
         and all(environment.memory(name) is not None for name in start.reads)
     )
 

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from partc.compiler.report.units import count, join_words
-from partc.passes.layouts.decide_layouts import AxisDecision, Decision
+from partc.passes.layouts.decisions import AxisDecision, Decision
 from partc.passes.layouts.layouts import REPLICAS, Partial, PerReplica, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.runtime.plan.program import Plan, Site

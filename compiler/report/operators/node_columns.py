@@ -21,7 +21,7 @@ from partc.compiler.report.operators.trace_nodes import NodeTrace, PlanTrace
 from partc.compiler.report.packed_json import Interned
 from partc.compiler.report.units import count
 from partc.passes.graph.facts import UNKNOWN
-from partc.passes.layouts.decide_layouts import Decision
+from partc.passes.layouts.decisions import Decision
 from partc.passes.layouts.layouts import REPLICAS, Split
 
 NANOSECONDS = 1e9

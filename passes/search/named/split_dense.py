@@ -15,7 +15,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import follow_readers, lay_out
 from partc.passes.layouts.configuration import Configuration, Wish
-from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides
+from partc.passes.layouts.decide_layouts import decide_by_wish
+from partc.passes.layouts.decisions import decide_axes, divides
 from partc.passes.layouts.layouts import REPLICAS, Layout, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.rules.sharding_rule import ShardingRule

@@ -10,7 +10,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.analysis import Analysis
 from partc.passes.graph.expand_normalised import can_expand
 from partc.passes.layouts.configuration import Wish
-from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule, decide_by_wish
+from partc.passes.layouts.decide_layouts import decide_by_rule, decide_by_wish
+from partc.passes.layouts.decisions import AxisDecision
 from partc.passes.layouts.layouts import Placement, Replicate, Split
 from partc.passes.rules.sharding_rules import node_facts
 from partc.passes.search.operators.forward_nodes import forward_nodes

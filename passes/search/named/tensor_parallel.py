@@ -16,7 +16,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import follow_readers
 from partc.passes.layouts.aggregate_partials import MESSAGE_BYTES
-from partc.passes.layouts.decide_layouts import AxisDecision, decide_by_rule, decide_on_table
+from partc.passes.layouts.decide_layouts import decide_by_rule, decide_on_table
+from partc.passes.layouts.decisions import AxisDecision
 from partc.passes.layouts.layouts import Layout, Partial, Placement, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.rules.sharding_rules import node_facts, rule_of

@@ -14,7 +14,8 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Wish
-from partc.passes.layouts.decide_layouts import decide_axes, decide_by_wish, divides
+from partc.passes.layouts.decide_layouts import decide_by_wish
+from partc.passes.layouts.decisions import decide_axes, divides
 from partc.passes.layouts.layouts import Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.roles.find_zeros import find_zeros

@@ -10,7 +10,7 @@ from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out, lay_out_strategy
 from partc.passes.layouts.configuration import data_parallel
-from partc.passes.layouts.decide_layouts import AxisDecision, Decision
+from partc.passes.layouts.decisions import AxisDecision, Decision
 from partc.passes.layouts.layouts import PerReplica, Split
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.layouts.strategy_meshes import BATCH

@@ -8,13 +8,8 @@ from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strat
 from partc.passes.graph.facts import Facts, infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Wish
-from partc.passes.layouts.decide_layouts import (
-    AxisDecision,
-    decide_axes,
-    decide_by_wish,
-    divides,
-    whole_axis,
-)
+from partc.passes.layouts.decide_layouts import decide_by_wish
+from partc.passes.layouts.decisions import AxisDecision, decide_axes, divides, whole_axis
 from partc.passes.layouts.layouts import Layout, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.roles.find_roles import find_roles

@@ -16,7 +16,7 @@ from partc.cost.cluster.cluster import ranks_of
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.passes.graph.facts import Facts, infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.layouts.decide_layouts import decide_axes, divides, whole_axis
+from partc.passes.layouts.decisions import decide_axes, divides, whole_axis
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_zeros import find_zeros

@@ -19,7 +19,8 @@ from onnx.reference import ReferenceEvaluator
 
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.layouts.decide_layouts import AxisDecision, split_on
+from partc.passes.layouts.decide_layouts import split_on
+from partc.passes.layouts.decisions import AxisDecision
 from partc.passes.layouts.layouts import Partial, Placement, Split
 from partc.passes.lowering.lower_node import local_bounds
 from partc.passes.rules.sharding_rule import Dims, ShardingRule

@@ -220,7 +220,9 @@ def test_an_exchange_brings_each_the_part_that_he_wants(environments: list[Envir
 
 
 @pytest.mark.parametrize("write", ["x", "y", "moving"])
-@pytest.mark.parametrize("kind", ["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"])
+@pytest.mark.parametrize(
+    "kind", ["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather", "shift_ahead"]
+)
 def test_a_part_stays_the_same_where_another_step_would_find_the_same_memory(
     environments: list[Environment], kind: Kind, write: str
 ) -> None:
