@@ -15,6 +15,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import onnx_graphsurgeon as gs
 
@@ -46,13 +47,18 @@ class Chunk:
 
     def nodes_of(self, microbatch: int | None) -> list[gs.Node]:
         """Return the nodes as a micro-batch runs them: the first begins the sums, others go on."""
-        if not microbatch:
-            begin = [
-                gs.Node("Identity", f"{s.total.name}.begin", {}, [_alike(s.term)], [_alike(s.total)])
-                for s in self.sums
-            ]
-            return [*self.nodes, *begin]
-        adding = [
+        return [*self.nodes, *(self._going_on if microbatch else self._beginning)]
+
+    @cached_property
+    def _beginning(self) -> list[gs.Node]:
+        return [
+            gs.Node("Identity", f"{s.total.name}.begin", {}, [_alike(s.term)], [_alike(s.total)])
+            for s in self.sums
+        ]
+
+    @cached_property
+    def _going_on(self) -> list[gs.Node]:
+        return [
             gs.Node(
                 s.op,
                 f"{s.total.name}.add",
@@ -62,7 +68,6 @@ class Chunk:
             )
             for s in self.sums
         ]
-        return [*self.nodes, *adding]
 
 
 @dataclass(frozen=True)
