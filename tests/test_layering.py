@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -20,15 +21,21 @@ TYPE = re.compile(r"^([A-Z]\w*[a-z]\w*) = ", re.MULTILINE)
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
 
-def imported_modules(source: str) -> list[str]:
+@cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source)))
+
+
+@cache
+def imported_modules(source: str) -> tuple[str, ...]:
     names: list[str] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative import: write the whole path"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return names
+    return tuple(names)
 
 
 def imported_packages(source: str) -> set[str]:
@@ -60,10 +67,6 @@ def texts_of(paths: Iterable[Path]) -> dict[str, str]:
     return {module_of(path): path.read_text(encoding="utf-8") for path in paths}
 
 
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
 def test_the_sources_are_found() -> None:
     assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == set(MAY_IMPORT)
 
@@ -74,11 +77,14 @@ def test_an_import_against_the_direction_is_seen() -> None:
     assert imported_packages(source) == {"compiler", "passes"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_imports_point_downwards(path: Path) -> None:
-    folder = path.relative_to(ROOT).parts[0]
+def test_imports_point_downwards() -> None:
+    upwards = {
+        module: packages
+        for module, source in texts_of(SOURCES).items()
+        if (packages := imported_packages(source) - MAY_IMPORT[module.split(".")[1]])
+    }
 
-    assert imported_packages(path.read_text(encoding="utf-8")) <= MAY_IMPORT[folder]
+    assert upwards == {}
 
 
 def test_no_modules_import_each_other() -> None:
@@ -101,16 +107,19 @@ def test_a_circle_is_seen_wherever_it_is_hidden(hidden: str) -> None:
     assert circles(sources) == [["partc.cost.a", "partc.cost.b", "partc.cost.c"]]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_nothing_is_pickled(path: Path) -> None:
-    modules = imported_modules(path.read_text(encoding="utf-8"))
+def test_nothing_is_pickled() -> None:
+    pickled = {
+        module: found
+        for module, source in texts_of(SOURCES).items()
+        if (found := PICKLES & {name.split(".")[0] for name in imported_modules(source)})
+    }
 
-    assert PICKLES.isdisjoint(name.split(".")[0] for name in modules)
+    assert pickled == {}
 
 
 def loads_code(source: str) -> list[str]:
     """Return calls that make code or objects of what they read: eval, exec, and numpy's pickles."""
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(source) if isinstance(node, ast.Call)]
     named = [ast.unparse(call.func) for call in calls]
     allowed = [
         name
@@ -134,9 +143,11 @@ def test_what_makes_code_of_files_is_seen(source: str, found: list[str]) -> None
     assert loads_code(source) == found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_no_file_is_executed(path: Path) -> None:
-    assert loads_code(path.read_text(encoding="utf-8")) == []
+def test_no_file_is_executed() -> None:
+    sources = texts_of(SOURCES)
+    executed = {module: found for module, source in sources.items() if (found := loads_code(source))}
+
+    assert executed == {}
 
 
 def test_every_source_folder_is_installed() -> None:
