@@ -8,7 +8,7 @@ devices of their own too: layouts/strategy_meshes.py.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -112,8 +112,9 @@ def _operator_entries(analysis: Analysis, strategy: Strategy) -> Iterable[Operat
     named: dict[str, list[gs.Node]] = {}
     for node in analysis.training.graph.nodes:
         named.setdefault(node.name, []).append(node)
+    forward = {node.name for node in forward_nodes(analysis.training, analysis.main)}
     for number, config in enumerate(strategy.ops):
-        nodes = named.get(config.op) or _matching(analysis, config, f"ops[{number}]")
+        nodes = named.get(config.op) or _matching(analysis, config, forward, f"ops[{number}]")
         yield number, config, nodes
 
 
@@ -289,16 +290,19 @@ def _dimension(split: AxisSplit) -> str:
     return f"axis {split.axis}" + (f" behind {split.outer} blocks" if split.outer > 1 else "")
 
 
-def _matching(analysis: Analysis, config: OpConfig, at: str) -> list[gs.Node]:
+def _matching(analysis: Analysis, config: OpConfig, forward: Collection[str], at: str) -> list[gs.Node]:
     """Return the nodes under a name that no node has, else those that it fits as a pattern.
 
     A node that was said in primitives has left these under its name, and among them what its gradients'
-    averages over replicas are made by: these run where they are read.
+    averages over replicas are made by: these run where they are read. A pattern that says what is split is
+    of the way forward, if it fits anything there: gradients have other dimensions, and follow.
     """
     all_nodes = analysis.training.graph.nodes
     pattern = re.compile("".join(WILDCARDS.get(letter, re.escape(letter)) for letter in config.op))
     nodes = [node for node in all_nodes if node.name.startswith(f"{config.op}/")]
-    nodes = nodes or [node for node in all_nodes if pattern.fullmatch(node.name)]
+    if not nodes:
+        fitting = [node for node in all_nodes if pattern.fullmatch(node.name)]
+        nodes = [node for node in fitting if config.split and node.name in forward] or fitting
     if config.devices or config.stage is not None:  # of what fits, that which an entry can place
         nodes = [node for node in nodes if node.name in analysis.main] or nodes
     if not nodes:

@@ -132,7 +132,9 @@ def _mesh_axes(mesh: Mesh, parts: int | str, used: Mapping[int, Wish], at: str) 
     if not free and parts != 1:
         sizes = ", ".join(f"{name} has {size}" for name, size in mesh.grid)
         raise BadStrategy(
-            f"no mesh axis of {parts} parts is left", at=at, fix=f"use those there are: {sizes}"
+            f"no mesh axis of {parts} parts is left",
+            at=at,
+            fix=f"use those there are: {sizes}; or write the `devices` that the op is divided among",
         )
     return free[:1]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy, Synchronisation
+from partc.passes.layouts.layouts import Split
 from partc.runtime.errors import BadStrategy
 from tests.builders.plans.compiled_steps import Compiled, compile_step, import_text
 
@@ -25,8 +26,24 @@ step (double[8,4] x, double[4,6] W, double[6] b) => (double loss, double[4,6] W_
 MESH = {"data": 2, "tensor": 2}
 
 
-def compiled(folder: Path, **fields: object) -> Compiled:
-    training = import_text(STEP, loss="loss", sample_axes={"x": 0})
+OF_TIMES = """
+step (double[8,3,4] x, double[4,6] W) => (double loss, double[4,6] W_next)
+<int64[2] inputs = {24, 4}, int64[2] outputs = {24, 6}> {
+    y = MatMul (x, W)
+    p = Mul (y, y)
+    loss = ReduceSum <keepdims = 0> (p)
+    dy = Add (y, y)
+    rows = Reshape (x, inputs)
+    columns = Transpose <perm = [1, 0]> (rows)
+    gradients = Reshape (dy, outputs)
+    dW = MatMul (columns, gradients)
+    W_next = Sub (W, dW)
+}
+"""
+
+
+def compiled(folder: Path, step: str = STEP, **fields: object) -> Compiled:
+    training = import_text(step, loss="loss", sample_axes={"x": 0})
     asked = {"parameters": {}, "mesh": MESH, **fields}
     strategy = Strategy(MESH_STRATEGY_FORMAT, "global", **asked)  # type: ignore[arg-type]
     return compile_step(training, folder / "out", "2x2", strategy, "global")
@@ -103,3 +120,10 @@ def test_parts_and_products_of_axes_are_understood(tmp_path: Path) -> None:
     assert [(p.axis, p.outer) for p in placements] == [(0, 1), (1, 1)]  # type: ignore[union-attr]
     placements = by_product.compilation.lowered.native["y"].placements
     assert [(p.axis, p.outer) for p in placements] == [(0, 1), (0, 1)]  # type: ignore[union-attr]
+
+
+def test_a_pattern_splits_the_way_forward_and_gradients_follow(tmp_path: Path) -> None:
+    """The gradient is a MatMul too, of two dimensions."""
+    split = compiled(tmp_path, OF_TIMES, ops=(OpConfig("MatMul*", {"out:2": "tensor"}),))
+
+    assert split.compilation.lowered.native["y"].splits() == [(1, Split(2))]
