@@ -1,7 +1,8 @@
 """Segments on a device: ONNX Runtime sessions whose inputs and outputs stay where they are.
 
 On a CPU every value is host memory. On a GPU variables and what segments make stay in device memory,
-and buffers lie in host memory: they are what is communicated, and ONNX Runtime copies them to and fro.
+and buffers lie in host memory: they are what is communicated, and ONNX Runtime copies them to and fro, to
+the device when they are bound, from it when a run ends.
 """
 
 from collections.abc import Mapping
@@ -185,7 +186,7 @@ class Values(Protocol):
 
 
 class BoundRun:
-    """One Run instruction, its fixed values bound once and the others at every call.
+    """One Run instruction, fixed values on its device bound once and the others at every call.
 
     Nothing but the environment keeps a moving value alive between calls.
     """
@@ -198,14 +199,16 @@ class BoundRun:
         self._device = device
         self._values = values
         self._binding = session.io_binding()
-        self._placeholder = ort.OrtValue.ortvalue_from_numpy(_PLACEHOLDER)
-        self._moving_reads = [pair for pair in run.reads if pair[1] not in values.fixed]
+        self._placeholder = device.place(_PLACEHOLDER)
+        stays = {value for value, tensor in values.fixed.items() if tensor.device_name() == device.memory}
+        self._moving_reads = [pair for pair in run.reads if pair[1] not in stays]
         self._unplaced = [pair for pair in run.writes if pair[1] not in values.fixed]
         self._run = run
         self._wanted = {info.name: info.shape for info in session.get_inputs()}
         for name, value in run.reads:
             if value in values.fixed:
                 _check_shape(run, value, values.fixed[value].shape(), self._wanted[name])
+            if value in stays:
                 self._binding.bind_ortvalue_input(name, values.fixed[value])
         fixed_writes = [pair for pair in run.writes if pair[1] in values.fixed]
         declared = {output.name: output.shape for output in session.get_outputs()}
@@ -239,8 +242,9 @@ class BoundRun:
         if sizes == shape or prod(sizes) != prod(shape) or len(sizes) < len(declared):
             self._binding.bind_ortvalue_output(name, value)
             return
-        memory, index, element = self._device.memory, self._device.index, value.element_type()
-        self._binding.bind_output(name, memory, index, element, sizes, value.data_ptr())
+        memory = value.device_name()
+        index = self._device.index if memory == self._device.memory else 0
+        self._binding.bind_output(name, memory, index, value.element_type(), sizes, value.data_ptr())
 
     def _release_outputs(self) -> None:
         for name, _ in self._unplaced:

@@ -26,7 +26,7 @@ class Environment:
     def __init__(self, plan: Plan, rank: Rank, device: ExecutionDevice, initial: FirstValues) -> None:
         self.device = device
         self._memory: dict[str, Array] = {}  # fixed values that lie in host memory
-        self._shapes = _shapes_of_slices(plan, rank)
+        self._shapes = _shapes_of_slices(plan, rank)  # of what lies on the device, or nowhere
         self._allocate_buffers(plan, rank)
         self.fixed: dict[str, ort.OrtValue] = {
             name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._memory.items()
@@ -54,9 +54,6 @@ class Environment:
         """Return the shape and element type that the plan gives a value, held by this rank or not."""
         if name in self._memory:
             return self._memory[name].shape, self._memory[name].dtype
-        if name in self.fixed:
-            tensor = self.fixed[name].numpy()
-            return tensor.shape, tensor.dtype
         return self._shapes.get(name)
 
     def put(self, name: str, array: Array) -> None:
@@ -98,6 +95,7 @@ class Environment:
 
     def _fix(self, value: str, array: Array) -> None:
         self.fixed[value] = self.device.place(array)
+        self._shapes[value] = (array.shape, array.dtype)
         if self.device.kind == "cpu":
             self._memory[value] = array
 

@@ -28,17 +28,24 @@ SIZES = {
     "resnet50": {"width": 4, "image": 32, "classes": 10, "batch": 8},
 }
 LOSSES = {"lm": "loss"}
-GPU = {
-    "format": "partc-cluster/1",
-    "name": "one GPU",
-    "hosts": [
+
+
+def hosts_of_one_gpu(count: int) -> dict[str, object]:
+    """A cluster of this machine under so many names: ranks that share its first GPU."""
+    hosts = [
         {
-            "name": "localhost",
+            "name": f"host{number}",
+            "address": "localhost",
             "memory_bytes": 2**34,
-            "devices": [{"name": "gpu0", "kind": "gpu", "profile": "titan-xp"}],
+            "devices": [{"name": f"host{number}/gpu0", "kind": "gpu", "profile": "titan-xp"}],
         }
-    ],
-}
+        for number in range(count)
+    ]
+    links = [
+        {"ends": ["host0", f"host{number}"], "bytes_per_s": 1e9, "latency_s": 1e-5}
+        for number in range(1, count)
+    ]
+    return {"format": "partc-cluster/1", "name": "one GPU", "hosts": hosts, "links": links}
 
 
 def on_one_gpu(rank: Rank) -> ExecutionDevice:
@@ -70,12 +77,13 @@ def test_workers_on_a_gpu_train_as_one_device(
     assert all(check.max_change > 0 for check in report.variables), report.variables
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
-def test_a_daemon_on_a_gpu_trains_as_one_device(tmp_path: Path, strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["allreduce", "ps", "hybrid"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_daemons_on_a_gpu_train_as_one_device(tmp_path: Path, ranks: int, strategy: str) -> None:
     cluster, forward, train, out = (
         tmp_path / name for name in ("cluster.json", "forward.onnx", "train.onnx", "out")
     )
-    cluster.write_text(json.dumps(GPU))
+    cluster.write_text(json.dumps(hosts_of_one_gpu(ranks)))
     sizes = [part for name, size in SIZES["lm"].items() for part in ("--set", f"{name}={size}")]
     done("model", "lm", *sizes, "-o", forward)
     done("grad", forward, "--loss", "loss", "--optimizer", "adagrad", "-o", train)
