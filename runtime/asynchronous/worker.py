@@ -37,6 +37,7 @@ from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor, NoteProgram, loss_of, nowhere
 from partc.runtime.plan.members import shard_values
 from partc.runtime.plan.program import Plan, Rank, instructions_of
+from partc.runtime.transports.host_staging import transport_from
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -81,7 +82,12 @@ class Worker:
             self._transports[rank.rank] = transport
             enter = note(instructions_of(plan, rank_here))
             self._executors[rank.rank] = Executor(
-                plan, rank_here, environment, loaded, transport, enter=enter
+                plan,
+                rank_here,
+                environment,
+                loaded,
+                transport_from(environment.device, transport),
+                enter=enter,
             )
 
     def receive(self, message: SessionMessage, frames: Sequence[memoryview] = ()) -> None:

@@ -1,8 +1,7 @@
 """Segments on a device: ONNX Runtime sessions whose inputs and outputs stay where they are.
 
-On a CPU every value is host memory. On a GPU variables and what segments make stay in device memory,
-and buffers lie in host memory: they are what is communicated, and ONNX Runtime copies them to and fro, to
-the device when they are bound, from it when a run ends.
+On a CPU every value is host memory, on a GPU all are the device's: ONNX Runtime copies an input when it is
+bound and an output when a run ends, where a kernel wants them elsewhere.
 """
 
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
 from partc.runtime.errors import BadPlan, RankFailed, UnsupportedModel
+from partc.runtime.execution.arrays import HOST_ARRAYS, Arrays, gpu_arrays
 from partc.runtime.log import log
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Plan, Rank, Run
@@ -28,6 +28,7 @@ INEXACT_IN_DOUBLE = ("MatMulScaleFusion",)
 # FuseReluClip refuses graphs in which neither float32 nor float16 is clipped.
 UNSOUND = ("DivMulFusion", "FuseReluClip")
 _AS_REQUESTED = 1  # onnxruntime's kSameAsRequested
+_ERROR, _FATAL = 3, 4  # severities of onnxruntime's log
 _PLACEHOLDER = np.zeros((), np.float32)
 
 
@@ -44,9 +45,14 @@ class ExecutionDevice:
         """ONNX Runtime's name of the device's memory."""
         return "cuda" if self.kind == "gpu" else "cpu"
 
+    @property
+    def arrays(self) -> Arrays:
+        """Return what makes arrays on the device. Raises ImportError for a GPU without CuPy."""
+        return gpu_arrays(self.index) if self.kind == "gpu" else HOST_ARRAYS
+
     def place(self, array: np.ndarray) -> ort.OrtValue:
         """Return a tensor on the device: the very memory of `array` on a CPU, a copy on a GPU."""
-        return ort.OrtValue.ortvalue_from_numpy(array, self.memory, self.index)
+        return self.arrays.tensor(self.arrays.placed(array))
 
 
 CPU = ExecutionDevice("cpu", 0, 1)
@@ -64,6 +70,7 @@ class Sessions:
         self._folder = folder.path
         self._disabled = disabled_optimizers(folder.plan)
         self._sessions: dict[tuple[str, ExecutionDevice], ort.InferenceSession] = {}
+        self._recording: dict[tuple[str, ExecutionDevice], ort.InferenceSession | None] = {}
 
     def session(self, run: Run, device: ExecutionDevice) -> ort.InferenceSession:
         """Return the session that executes `run`, loading it if need be. Raises BadPlan, RankFailed."""
@@ -74,6 +81,20 @@ class Sessions:
             log.debug("%s loaded on %s", run.segment, key[1])
         return self._sessions[key]
 
+    def recording_session(self, run: Run, device: ExecutionDevice) -> ort.InferenceSession | None:
+        """Return one that records a CUDA graph, None for a CPU, and where nodes have no kernels of CUDA's."""
+        if device.kind == "cpu":
+            return None
+        key = (run.segment, device)
+        if key not in self._recording:
+            path = self._folder / run.segment
+            try:
+                self._recording[key] = open_session(path, device, self._disabled, records=True)
+            except Exception as error:  # onnxruntime's errors share no narrower class
+                log.debug("%s is not recorded: %s", run.segment, error)
+                self._recording[key] = None
+        return self._recording[key]
+
 
 def disabled_optimizers(plan: Plan) -> tuple[str, ...]:
     """Return ONNX Runtime's rewritings that a plan's segments go without."""
@@ -81,11 +102,17 @@ def disabled_optimizers(plan: Plan) -> tuple[str, ...]:
     return (*UNSOUND, *INEXACT_IN_DOUBLE) if in_double else UNSOUND
 
 
-def open_session(path: Path, device: ExecutionDevice, disabled: tuple[str, ...]) -> ort.InferenceSession:
-    """Open a segment; `disabled`: names of rewritings. Raises onnxruntime's errors, NoKernel among them."""
-    return ort.InferenceSession(
-        str(path), _options(device), providers=_providers(device), disabled_optimizers=list(disabled)
-    )
+def open_session(
+    path: Path, device: ExecutionDevice, disabled: tuple[str, ...], *, records: bool = False
+) -> ort.InferenceSession:
+    """Open a segment. Raises onnxruntime's errors, NoKernel among them.
+
+    `disabled`: names of rewritings; `records`: its runs become CUDA graphs, refused where they cannot.
+    """
+    options, providers = _options(device), _providers(device, records)
+    if records:
+        options.log_severity_level = _FATAL  # a refusal is an answer
+    return ort.InferenceSession(str(path), options, providers=providers, disabled_optimizers=list(disabled))
 
 
 def _load(path: Path, device: ExecutionDevice, disabled: tuple[str, ...]) -> ort.InferenceSession:
@@ -142,13 +169,16 @@ EXACT = ("session.disable_quant_qdq", "1")
 
 def _options(device: ExecutionDevice) -> ort.SessionOptions:
     _share_arena()
+    if device.kind == "gpu":
+        # Of every session it would warn that CUDA's provider, which is built in, is no plugin.
+        ort.set_default_logger_severity(_ERROR)
     options = ort.SessionOptions()
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.intra_op_num_threads = device.threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry(*EXACT)
-    options.log_severity_level = 3
+    options.log_severity_level = _ERROR
     # The pattern that it learns in the first run is allocated beside the arena that this run left: on a
     # CPU 0.75 GB of 2.72 more for ResNet-50 at batch 8, 1.6 of 6.7 for GPT-2, at the same speed.
     options.enable_mem_pattern = device.kind == "gpu"
@@ -166,11 +196,19 @@ def _share_arena() -> None:
     ort.create_and_register_allocator(memory, ort.OrtArenaCfg({"arena_extend_strategy": _AS_REQUESTED}))
 
 
-def _providers(device: ExecutionDevice) -> list[str | tuple[str, dict[str, int]]]:
-    if device.kind == "gpu":
-        # TF32, which is its default, keeps 10 bits of a float32's 23.
-        return [("CUDAExecutionProvider", {"device_id": device.index, "use_tf32": 0}), "CPUExecutionProvider"]
-    return ["CPUExecutionProvider"]
+def _providers(device: ExecutionDevice, records: bool) -> list[str | tuple[str, dict[str, int]]]:
+    if device.kind == "cpu":
+        return ["CPUExecutionProvider"]
+    # TF32, which is its default, keeps 10 bits of a float32's 23.
+    options = {"device_id": device.index, "use_tf32": 0, "enable_cuda_graph": int(records)}
+    return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
+
+
+def names_on_host(session: ort.InferenceSession) -> set[str]:
+    """Return a session's inputs and outputs that lie in host memory, whatever they are bound to."""
+    inputs = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    outputs = zip(session.get_outputs(), session.get_output_memory_infos(), strict=True)
+    return {value.name for value, memory in (*inputs, *outputs) if memory.name != "Cuda"}
 
 
 class Values(Protocol):
@@ -186,29 +224,36 @@ class Values(Protocol):
 
 
 class BoundRun:
-    """One Run instruction, fixed values on its device bound once and the others at every call.
+    """One Run instruction, its fixed values bound once and the others at every call.
 
     Nothing but the environment keeps a moving value alive between calls.
     """
 
     def __init__(
-        self, run: Run, session: ort.InferenceSession, device: ExecutionDevice, values: Values
+        self,
+        run: Run,
+        session: ort.InferenceSession,
+        device: ExecutionDevice,
+        values: Values,
+        options: ort.RunOptions | None = None,
     ) -> None:
         _check_names(run, session)
         self._session = session
+        self._options = options
         self._device = device
         self._values = values
         self._binding = session.io_binding()
         self._placeholder = device.place(_PLACEHOLDER)
-        stays = {value for value, tensor in values.fixed.items() if tensor.device_name() == device.memory}
-        self._moving_reads = [pair for pair in run.reads if pair[1] not in stays]
+        on_host = names_on_host(session) if device.kind == "gpu" else set()
+        # What a kernel reads in host memory is copied there when it is bound.
+        self._moving_reads = [pair for pair in run.reads if pair[1] not in values.fixed or pair[0] in on_host]
         self._unplaced = [pair for pair in run.writes if pair[1] not in values.fixed]
         self._run = run
         self._wanted = {info.name: info.shape for info in session.get_inputs()}
         for name, value in run.reads:
             if value in values.fixed:
                 _check_shape(run, value, values.fixed[value].shape(), self._wanted[name])
-            if value in stays:
+            if value in values.fixed and name not in on_host:
                 self._binding.bind_ortvalue_input(name, values.fixed[value])
         fixed_writes = [pair for pair in run.writes if pair[1] in values.fixed]
         declared = {output.name: output.shape for output in session.get_outputs()}
@@ -223,7 +268,7 @@ class BoundRun:
         for name, value in self._moving_reads:
             self._binding.bind_ortvalue_input(name, tensors[value])
         try:
-            self._session.run_with_iobinding(self._binding)
+            self._session.run_with_iobinding(self._binding, self._options)
         except RuntimeError:
             for name, value in self._moving_reads:
                 _check_shape(self._run, value, tensors[value].shape(), self._wanted[name])
@@ -242,9 +287,8 @@ class BoundRun:
         if sizes == shape or prod(sizes) != prod(shape) or len(sizes) < len(declared):
             self._binding.bind_ortvalue_output(name, value)
             return
-        memory = value.device_name()
-        index = self._device.index if memory == self._device.memory else 0
-        self._binding.bind_output(name, memory, index, value.element_type(), sizes, value.data_ptr())
+        memory, index, element = self._device.memory, self._device.index, value.element_type()
+        self._binding.bind_output(name, memory, index, element, sizes, value.data_ptr())
 
     def _release_outputs(self) -> None:
         for name, _ in self._unplaced:

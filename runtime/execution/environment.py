@@ -4,20 +4,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from partc.runtime.data.initial import FirstValues
 from partc.runtime.errors import BadPlan
+from partc.runtime.execution.arrays import Array
 from partc.runtime.execution.device import ExecutionDevice
 from partc.runtime.plan.members import shard_values
 from partc.runtime.plan.program import Plan, Rank, Slice
 
-# A tensor of a plan has whatever element type the model has.
-Array = np.ndarray[Any, np.dtype[Any]]
-
 
 class Environment:
-    """Value name -> tensor.
+    """Value name -> tensor, all on one device.
 
     `fixed` values keep their memory for the whole training; `tensors` holds these and what exists at
     the moment besides.
@@ -25,14 +22,14 @@ class Environment:
 
     def __init__(self, plan: Plan, rank: Rank, device: ExecutionDevice, initial: FirstValues) -> None:
         self.device = device
-        self._memory: dict[str, Array] = {}  # fixed values that lie in host memory
-        self._shapes = _shapes_of_slices(plan, rank)  # of what lies on the device, or nowhere
+        self.arrays = device.arrays
+        self._memory: dict[str, Array] = {}
+        self._shapes = _shapes_of_slices(plan, rank)
         self._allocate_buffers(plan, rank)
-        self.fixed: dict[str, ort.OrtValue] = {
-            name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._memory.items()
-        }
+        self.fixed = {name: self.arrays.tensor(array) for name, array in self._memory.items()}
         for name, vector in (plan.constants | rank.constants).items():
             self._fix(name, np.array(vector, np.int64))
+        self.constants = frozenset(plan.constants | rank.constants)
         for name, value in shard_values(plan, rank).items():
             self._fix(name, value)
         for piece in rank.pieces:
@@ -41,13 +38,14 @@ class Environment:
 
     def array(self, name: str) -> Array:
         """Return a value in host memory: the value's own memory where it lies there, else a copy."""
-        if name in self._memory:
-            return self._memory[name]
-        array: Array = self.tensors[name].numpy()
-        return array
+        return self.arrays.in_host_memory(self.held(name))
+
+    def held(self, name: str) -> Array:
+        """Return a value where it lies: NumPy's array, or a GPU's."""
+        return self._memory[name] if name in self._memory else self.arrays.view(self.tensors[name])
 
     def memory(self, name: str) -> Array | None:
-        """Return the fixed host memory of a value, None if it has none."""
+        """Return the fixed memory of a value, None if it has none."""
         return self._memory.get(name)
 
     def declared(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
@@ -57,27 +55,32 @@ class Environment:
         return self._shapes.get(name)
 
     def put(self, name: str, array: Array) -> None:
-        """Give a value a new content. A fixed value must fit its memory."""
+        """Give a value a new content, which may lie elsewhere. A fixed value must fit its memory."""
         if name in self._memory:
-            _copy(self._memory[name], array)
-        elif name in self.fixed:
-            self.fixed[name].update_inplace(np.asarray(array, order="C"))
+            self._copy(self._memory[name], array)
         else:
-            self.tensors[name] = ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
+            self.tensors[name] = self.arrays.tensor(self.arrays.placed(array))
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget values that nobody reads again in this step."""
         for name in names:
-            self.tensors.pop(name, None)
+            if name not in self.fixed:
+                self.tensors.pop(name, None)
 
     def feed(self, feeds: Mapping[str, Array]) -> None:
         """Put one step's data."""
         for name, array in feeds.items():
             self.put(name, array)
 
+    def fix(self, memory: Mapping[str, Array]) -> None:
+        """Give values memory on the device that they keep."""
+        self._memory.update(memory)
+        self.fixed.update({name: self.arrays.tensor(array) for name, array in memory.items()})
+        self.tensors.update({name: self.fixed[name] for name in memory})
+
     def _allocate_buffers(self, plan: Plan, rank: Rank) -> None:
         buffers = {
-            buffer.name: np.zeros(buffer.elements, buffer.dtype)
+            buffer.name: self.arrays.zeros(buffer.elements, np.dtype(buffer.dtype))
             for buffer in plan.buffers
             if buffer.memory is None and set(buffer.sites) & set(rank.sites)
         }
@@ -89,15 +92,27 @@ class Environment:
 
     def _hold(self, value: str, initial: Array) -> None:
         if value in self._memory:
-            _copy(self._memory[value], initial)
+            self._copy(self._memory[value], initial)
         else:
             self._fix(value, initial)
 
     def _fix(self, value: str, array: Array) -> None:
-        self.fixed[value] = self.device.place(array)
-        self._shapes[value] = (array.shape, array.dtype)
-        if self.device.kind == "cpu":
-            self._memory[value] = array
+        self._memory[value] = self.arrays.placed(array)
+        self.fixed[value] = self.arrays.tensor(self._memory[value])
+
+    def _copy(self, target: Array, source: Array) -> None:
+        if target.size != source.size or target.dtype != source.dtype:
+            raise BadPlan(
+                f"{_described(source)} was made, {_described(target)} was planned",
+                at="values",
+                fix="compile the model again",
+            )
+        if source is not target:
+            self.arrays.copy(target, source.reshape(target.shape))
+
+
+def _described(array: Array) -> str:
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def _shapes_of_slices(plan: Plan, rank: Rank) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -117,14 +132,3 @@ def _view(buffer: Array, piece: Slice) -> Array:
             fix="compile the model again",
         )
     return buffer[piece.offset : piece.offset + size].reshape(piece.shape)
-
-
-def _copy(target: Array, source: Array) -> None:
-    if target.size != source.size or target.dtype != source.dtype:
-        raise BadPlan(
-            f"{source.dtype}{list(source.shape)} was made, {target.dtype}{list(target.shape)} was planned",
-            at="values",
-            fix="compile the model again",
-        )
-    if target.ctypes.data != source.ctypes.data:
-        target[...] = source.reshape(target.shape)

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.errors import Diverged
+from partc.runtime.execution.cuda_graphs import ReplayedRun, can_be_recorded
 from partc.runtime.execution.device import BoundRun, Sessions
 from partc.runtime.execution.environment import Environment
+from partc.runtime.execution.static_memory import allocate, declared_sizes
 from partc.runtime.plan.last_readers import last_readers
 from partc.runtime.plan.members import has_outputs
 from partc.runtime.plan.program import (
@@ -98,14 +100,34 @@ class Executor:
         self._parts: dict[int, Part] = {}  # of instructions, those that stay the same
         lasting = {output.value for output in plan.outputs} | environment.fixed.keys()
         self._last_read_by = last_readers(self._program, lasting)
-        device = environment.device
+        if environment.device.kind == "gpu":
+            self._fix_memory(sessions)
         self._runs = {
-            index: BoundRun(instruction, sessions.session(instruction, device), device, environment)
+            index: self._bind(instruction, sessions)
             for index, instruction in enumerate(self._program)
             if isinstance(instruction, Run)
         }
         self._terms = loss_terms(plan)
         self.loss_terms: dict[str, Array] = {}  # of the last step, as this rank computed them
+
+    def _fix_memory(self, sessions: Sessions) -> None:
+        """Give values memory that they keep, as far as their sizes are known."""
+        environment = self.environment
+        runs = [each for each in self._program if isinstance(each, Run)]
+        sizes = declared_sizes((run, sessions.session(run, environment.device)) for run in runs)
+        unplaced = {value: known for value, known in sizes.items() if value not in environment.fixed}
+        environment.fix(allocate(unplaced, self._program, self._last_read_by, environment.arrays))
+
+    def _bind(self, run: Run, sessions: Sessions) -> Callable[[], None]:
+        device = self.environment.device
+
+        def node_by_node() -> BoundRun:
+            return BoundRun(run, sessions.session(run, device), device, self.environment)
+
+        session = sessions.recording_session(run, device)
+        if session is None or not can_be_recorded(run, session, self.environment):
+            return node_by_node()
+        return ReplayedRun(run, session, self.environment, node_by_node)
 
     @property
     def program(self) -> tuple[Instruction, ...]:
@@ -143,7 +165,7 @@ class Executor:
                 case Wait(tag_id=tag_id):
                     yield from self._wait(tag_id)
                 case Store(source=source, target=target):
-                    self.environment.put(target, self.environment.array(source))
+                    self.environment.put(target, self.environment.held(source))
             self.environment.drop(self._last_read_by[index])
 
     def _part_of(self, index: int, start: Start) -> Part:

@@ -31,6 +31,7 @@ from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Rank, Start
 from partc.runtime.transports.exchanged import Exchanged
+from partc.runtime.transports.host_staging import transport_from
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -111,7 +112,7 @@ class RanksInProcess:
                 rank,
                 Environment(self._plan, rank, device_of(rank), first_values),
                 sessions,
-                self._transports[rank.rank],
+                transport_from(device_of(rank), self._transports[rank.rank]),
                 self.recorders[rank.rank].watch if traced_steps else iter,
             )
             for rank in self._plan.ranks

@@ -58,6 +58,7 @@ from partc.runtime.supervision.messages import Position
 from partc.runtime.supervision.pulse import Pulse, failure_of
 from partc.runtime.supervision.track import Track
 from partc.runtime.transports.mpi import MPITransport
+from partc.runtime.transports.nccl import transport_among
 from partc.runtime.transports.patience import Patience, spin_s_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -259,9 +260,8 @@ class Daemon:
         environment = Environment(self._plan, self._rank, device_of(self._rank), self._first_values(folder))
         observe = self._recorder.watch if self._recorder is not None else iter
         enter = self._track.through(instructions_of(self._plan, self._rank))
-        return Executor(
-            self._plan, self._rank, environment, Sessions(folder), self._transport, observe, enter
-        )
+        transport = transport_among(self._plan, environment.device, self._world, self._transport)
+        return Executor(self._plan, self._rank, environment, Sessions(folder), transport, observe, enter)
 
     def _first_values(self, folder: PlanFolder) -> FirstValues:
         if self._job.resumed_from:

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.errors import BadPlan
+from partc.runtime.execution.arrays import Array, Arrays
 from partc.runtime.execution.environment import Environment
 from partc.runtime.plan.members import lands_at, sends_at
 from partc.runtime.plan.moves import Index, place_in, shape_of
 from partc.runtime.plan.program import Rank, Start
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 ROW_KINDS = frozenset({"gather_rows", "scatter_rows", "all_gather_rows", "all_to_all_rows"})
 SHIFTS = {"shift_ahead": 1, "shift_back": -1}
@@ -37,7 +36,7 @@ _READS_COUNTS = frozenset({"scatter_rows", "all_to_all_rows"})
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One value of a dense kind. Arrays are contiguous."""
+    """One value of a dense kind. Arrays are contiguous, and lie where the member computes."""
 
     source: Array
     target: Array
@@ -54,7 +53,7 @@ class Part:
     sends: bool
     lands: bool  # this member ends with the writes
     dense: tuple[Dense, ...] = ()
-    rows: tuple[Array, ...] = ()  # empty for a member that does not send
+    rows: tuple[Array, ...] = ()  # in host memory; empty for a member that does not send
     counts: tuple[int, ...] = ()  # rows to every member, where the kind reads counts
 
     @property
@@ -141,6 +140,13 @@ class _DenseResolver:
     position: int
     sends: bool
 
+    @property
+    def _arrays(self) -> Arrays:
+        return self.environment.arrays
+
+    def _held(self, read: str) -> Array:
+        return self._arrays.contiguous(self.environment.held(read))
+
     def resolve(self, read: str, write: str) -> Dense:
         match self.start.kind:
             case "all_reduce":
@@ -161,17 +167,17 @@ class _DenseResolver:
     def _in_place(self, read: str, write: str) -> Dense:
         target = self._memory_for(write, read)
         if self.sends:
-            source = self.environment.array(read)
+            source = self.environment.held(read)
             self._check_size(read, source.size, target.size)
-            if source.ctypes.data != target.ctypes.data:
-                target[...] = source.reshape(target.shape)
+            if self._arrays.address(source) != self._arrays.address(target):
+                self._arrays.copy(target, source.reshape(target.shape))
         else:
             target.fill(_neutral(self.start.reduction, target.dtype))
         return Dense(target, target, self._is_placed(write))
 
     def _supplied_only(self, read: str, write: str) -> Dense:
         if self.sends:
-            source = np.asarray(self.environment.array(read), order="C")
+            source = self._held(read)
         else:
             source = self._scratch(read, write)
             source.fill(_neutral(self.start.reduction, source.dtype))
@@ -179,7 +185,7 @@ class _DenseResolver:
 
     def _broadcast(self, read: str, write: str) -> Dense:
         if self.position == 0:
-            source = np.asarray(self.environment.array(read), order="C")
+            source = self._held(read)
             return Dense(source, source, read == write)
         target = self._memory_for(write, read)
         return Dense(target, target, self._is_placed(write))
@@ -195,11 +201,11 @@ class _DenseResolver:
         assert exchange is not None, "an exchange tells who has what"
         dtype = np.dtype(exchange.dtype)
         has, wants = exchange.has[self.position], exchange.wants[self.position]
-        source, target = np.empty(0, dtype), np.empty(0, dtype)
+        source, target = self._arrays.empty(0, dtype), self._arrays.empty(0, dtype)
         if has is not None:
-            source = np.asarray(self.environment.array(read), order="C").reshape(shape_of(has))
+            source = self._held(read).reshape(shape_of(has))
         if wants is not None:
-            target = np.empty(shape_of(wants), dtype)
+            target = self._arrays.empty(shape_of(wants), dtype)
         return Dense(source, target, is_placed=False)
 
     def _reduce_scatter(self, read: str, write: str) -> Dense:
@@ -219,7 +225,7 @@ class _DenseResolver:
         memory = self.environment.memory(write)
         own = self.start.counts[self.position]
         if memory is None:
-            return np.empty(own, dtype)
+            return self._arrays.empty(own, dtype)
         return memory if memory.size == own else self._region(memory)
 
     def _all_gather(self, read: str, write: str) -> Dense:
@@ -229,10 +235,10 @@ class _DenseResolver:
         if read == write:
             source = self._region(whole)
         elif self.sends:
-            source = np.asarray(self.environment.array(read), order="C")
+            source = self._held(read)
             source = source if source.size == own else self._region(source)
         else:
-            source = np.zeros(own, whole.dtype)
+            source = self._arrays.zeros(own, whole.dtype)
         return Dense(source, whole, self._is_placed(write))
 
     def _region(self, whole: Array) -> Array:
@@ -248,12 +254,12 @@ class _DenseResolver:
 
     def _scratch(self, read: str, write: str, elements: int | None = None) -> Array:
         if self.sends:
-            source = self.environment.array(read)
-            return np.empty(source.shape if elements is None else elements, source.dtype)
+            source = self.environment.held(read)
+            return self._arrays.empty(source.shape if elements is None else elements, source.dtype)
         declared = self.environment.declared(write) or self.environment.declared(read)
         if declared is None:
             raise _misfit(self.start, f"the size of {write!r} is not known here", "place it in a buffer")
-        return np.empty(declared[0] if elements is None else elements, declared[1])
+        return self._arrays.empty(declared[0] if elements is None else elements, declared[1])
 
     def _is_placed(self, write: str) -> bool:
         return self.environment.memory(write) is not None

@@ -4,7 +4,9 @@ The reference is plain ONNX Runtime on the CPU, so kernels of both kinds are hel
 """
 
 import json
+from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,14 +30,19 @@ SIZES = {
     "resnet50": {"width": 4, "image": 32, "classes": 10, "batch": 8},
 }
 LOSSES = {"lm": "loss"}
+OPTIMIZERS = {"lm": "adagrad"}
 
 
-def hosts_of_one_gpu(count: int) -> dict[str, object]:
-    """A cluster of this machine under so many names: ranks that share its first GPU."""
+def hosts_of_one_gpu(count: int, environment: Mapping[str, str]) -> dict[str, object]:
+    """A cluster of this machine under so many names: ranks that share its first GPU.
+
+    NCCL joins ranks of one GPU where it takes them for those of several hosts.
+    """
     hosts = [
         {
             "name": f"host{number}",
             "address": "localhost",
+            "environment": {**environment, "NCCL_HOSTID": f"host{number}"},
             "memory_bytes": 2**34,
             "devices": [{"name": f"host{number}/gpu0", "kind": "gpu", "profile": "titan-xp"}],
         }
@@ -77,19 +84,55 @@ def test_workers_on_a_gpu_train_as_one_device(
     assert all(check.max_change > 0 for check in report.variables), report.variables
 
 
+def make_plan(folder: Path, model: str, ranks: int, strategy: str, environment: Mapping[str, str]) -> Path:
+    cluster, forward, train, out = (
+        folder / name for name in ("cluster.json", "forward.onnx", "train.onnx", "out")
+    )
+    cluster.write_text(json.dumps(hosts_of_one_gpu(ranks, environment)))
+    sizes = [
+        part
+        for name, size in SIZES[model].items()
+        for part in ("--set", f"{name}={str(size).strip('()').replace(' ', '')}")
+    ]
+    done("model", model, *sizes, "-o", forward)
+    loss = LOSSES.get(model, "softmax_cross_entropy")
+    done("grad", forward, "--loss", loss, "--optimizer", OPTIMIZERS.get(model, "momentum"), "-o", train)
+    done("compile", train, "-c", cluster, "--strategy", strategy, "--batch", "global", "-o", out)
+    return out
+
+
 @pytest.mark.parametrize("strategy", ["allreduce", "ps", "hybrid"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_daemons_on_a_gpu_train_as_one_device(tmp_path: Path, ranks: int, strategy: str) -> None:
-    cluster, forward, train, out = (
-        tmp_path / name for name in ("cluster.json", "forward.onnx", "train.onnx", "out")
-    )
-    cluster.write_text(json.dumps(hosts_of_one_gpu(ranks)))
-    sizes = [part for name, size in SIZES["lm"].items() for part in ("--set", f"{name}={size}")]
-    done("model", "lm", *sizes, "-o", forward)
-    done("grad", forward, "--loss", "loss", "--optimizer", "adagrad", "-o", train)
-    done("compile", train, "-c", cluster, "--strategy", strategy, "-o", out)
+    out = make_plan(tmp_path, "lm", ranks, strategy, {})
 
     done("run", out, "--data", "synthetic", "--steps", "5")
     verified = done("verify", out, "--steps", "2")
 
     assert "variables equal" in verified
+
+
+@pytest.mark.skipif(find_spec("nccl") is None, reason="no NCCL")
+@pytest.mark.parametrize(
+    ("model", "ranks", "strategy"),
+    [
+        ("lm", 2, "allreduce"),
+        ("mlp", 4, "allreduce"),
+        ("mlp", 3, "fsdp"),
+        ("mlp", 2, "tensor=2"),
+        ("mlp", 2, "pipeline=2,microbatches=4"),
+        ("mlp", 4, "data=2,tensor=2"),
+        ("mlp", 4, "data=2,pipeline=2,microbatches=2"),
+        ("resnet50", 2, "spatial=2"),
+    ],
+)
+def test_gpus_communicate_by_nccl(tmp_path: Path, model: str, ranks: int, strategy: str) -> None:
+    told = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(tmp_path / "nccl.%h.%p")}
+    out = make_plan(tmp_path, model, ranks, strategy, told)
+
+    verified = done("verify", out, "--steps", "3")
+
+    assert "variables equal" in verified
+    logs = [path.read_text() for path in tmp_path.glob("nccl.*")]
+    assert len(logs) == ranks
+    assert all("Init COMPLETE" in log for log in logs)
