@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
-from onnx.inliner import inline_local_functions
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from partc.passes.cpu_kernels.align_scalars import align_scalars
@@ -18,7 +17,7 @@ from partc.passes.cpu_kernels.divide_once import divide_once
 from partc.passes.cpu_kernels.halve_by_quotient import halve_by_quotient
 from partc.passes.cpu_kernels.transpose_products import transpose_products
 from partc.passes.cpu_kernels.winograd import choose_bodies
-from partc.passes.gpu_kernels import fix_sizes
+from partc.passes.gpu_kernels import rewrite_for_gpu
 from partc.passes.graph.infer_shapes import infer_shapes
 from partc.passes.graph.training_graph import IR_VERSION
 from partc.passes.lowering.lowered_graph import is_communication
@@ -116,9 +115,7 @@ class SegmentWriter:
             transpose_products(model, inferred)
             choose_bodies(model, inferred)
         else:
-            model = inline_local_functions(model)
-            inferred = infer_shapes(model, data_prop=True)
-            fix_sizes(model, inferred)
+            model, inferred = rewrite_for_gpu(model)
         align_scalars(model, inferred)
         _describe_values(model, inferred)
         return model

@@ -26,6 +26,8 @@ FUNCTION_NAME = re.compile(
     rf"(?:g(?P<group>\d+))?(?:_.*)?"
 )
 
+_WEIGHT_SIZES = re.compile(rf"_({_NUMBERS})_({_NUMBERS})$")
+
 
 @dataclass(frozen=True, slots=True)
 class WindowGradient:
@@ -124,6 +126,21 @@ def gradient_of(node: gs.Node, facts: Facts) -> WindowGradient | None:
         int(match["power"] or 0),
         None if counted is None else (counted[:rank], counted[rank:]),
     )
+
+
+def weight_gradient_of(name: str) -> tuple[Windows, tuple[int, ...], int] | None:
+    """Return a ConvWeightGrad's windows, the sizes of the weight and the groups; None for other names."""
+    match = FUNCTION_NAME.fullmatch(name)
+    sizes = _WEIGHT_SIZES.search(name)
+    if match is None or match["kind"] != "ConvWeightGrad" or sizes is None:
+        return None
+    channels, source = (_numbers(part) for part in sizes.groups())
+    rank, pads, kernel = len(source), _numbers(match["pads"]), _numbers(match["kernel"])
+    strides, dilations = _numbers(match["strides"]), _numbers(match["dilations"])
+    reach = zip(source, pads[:rank], pads[rank:], kernel, strides, dilations, strict=True)
+    target = tuple((s + b + a - (k - 1) * d - 1) // stride + 1 for s, b, a, k, stride, d in reach)
+    windows = Windows(kernel, strides, dilations, pads[:rank], pads[rank:], source, target)
+    return windows, (*channels, *kernel), int(match["group"])
 
 
 def _kernel(node: gs.Node, facts: Facts) -> AxisSizes:

@@ -41,11 +41,11 @@ def conv_data_gradient(windows: Windows, group: int, opset: int) -> onnx.Functio
 
 
 def conv_weight_gradient(
-    windows: Windows, weight: tuple[int, ...], group: int, opset: int
+    windows: Windows, weight: tuple[int, ...], group: int, opset: int, *, per_tap: bool = False
 ) -> onnx.FunctionProto:
-    """Return ConvWeightGrad(x, dy) -> dW, for a weight [g o, c, kernel..]."""
+    """Return ConvWeightGrad(x, dy) -> dW, for a weight [g o, c, kernel..]. `per_tap`: in any case."""
     b = FunctionBuilder(("x", "dy", "dW"))
-    if group == 1 and weight[1] <= FEW_CHANNELS and windows.taps > 1:
+    if group == 1 and weight[1] <= FEW_CHANNELS and windows.taps > 1 and not per_tap:
         _exchange_batch_and_channels(b, windows)
     else:
         _multiply_per_tap(b, windows, weight, group)

@@ -27,6 +27,8 @@ INEXACT_IN_DOUBLE = ("MatMulScaleFusion",)
 # removed, the graph is refused (onnxruntime 1.31.1, its issue 32413). Segments hold no such product.
 # FuseReluClip refuses graphs in which neither float32 nor float16 is clipped.
 UNSOUND = ("DivMulFusion", "FuseReluClip")
+# Outputs that it finds to be constants are copied in every run, which no CUDA graph records.
+FOLDS_OUTPUTS = ("ConstantFolding",)
 _AS_REQUESTED = 1  # onnxruntime's kSameAsRequested
 _ERROR, _FATAL = 3, 4  # severities of onnxruntime's log
 _PLACEHOLDER = np.zeros((), np.float32)
@@ -89,7 +91,8 @@ class Sessions:
         if key not in self._recording:
             path = self._folder / run.segment
             try:
-                self._recording[key] = open_session(path, device, self._disabled, records=True)
+                disabled = (*self._disabled, *FOLDS_OUTPUTS)
+                self._recording[key] = open_session(path, device, disabled, records=True)
             except Exception as error:  # onnxruntime's errors share no narrower class
                 log.debug("%s is not recorded: %s", run.segment, error)
                 self._recording[key] = None
