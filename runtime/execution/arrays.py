@@ -93,7 +93,7 @@ class HostArrays:
 
 
 class GpuArrays:
-    """CuPy's, of the GPU of a number. Whoever makes or copies an array waits until that is done."""
+    """CuPy's, of the GPU of a number. What it does with arrays is done in order, and later than asked."""
 
     def __init__(self, index: int) -> None:
         import cupy
@@ -110,13 +110,11 @@ class GpuArrays:
     def zeros(self, shape: tuple[int, ...] | int, dtype: np.dtype[Any]) -> Array:
         """Return an array of zeros."""
         array: Array = self._cupy.zeros(shape, dtype)
-        self.wait()
         return array
 
     def contiguous(self, array: Array) -> Array:
         """Return an array of the device in C order."""
         in_order: Array = self._cupy.ascontiguousarray(array)
-        self.wait()
         return in_order.reshape(array.shape)  # CuPy makes one axis of none
 
     def placed(self, array: Array) -> Array:
@@ -131,8 +129,12 @@ class GpuArrays:
 
     def copy(self, target: Array, source: Array) -> None:
         """Copy an array, wherever it lies."""
-        target[...] = self._cupy.asarray(source)
-        self.wait()
+        if isinstance(source, np.ndarray) or not (target.flags.c_contiguous and source.flags.c_contiguous):
+            target[...] = self._cupy.asarray(source)
+            return
+        runtime, stream = self._cupy.cuda.runtime, self._cupy.cuda.get_current_stream()
+        here, there = self.address(target), self.address(source)
+        runtime.memcpyAsync(here, there, target.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
 
     def tensor(self, array: Array) -> ort.OrtValue:
         """Return ONNX Runtime's view of an array of the device."""

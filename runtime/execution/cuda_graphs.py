@@ -57,6 +57,7 @@ class ReplayedRun:
             self._bound = self._node_by_node()
         for value, array in before.items():
             self._environment.put(value, array)
+        self._environment.arrays.wait()
         self._is_recorded = True
 
     def _changed_in_place(self) -> Iterator[str]:

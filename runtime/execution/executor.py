@@ -155,6 +155,7 @@ class Executor:
             self._enter(index)
             match instruction:
                 case Run():
+                    self.environment.arrays.wait()
                     with self._transport.beside():
                         self._runs[index]()
                     self._keep_loss_terms(instruction)

@@ -53,7 +53,7 @@ class Part:
     sends: bool
     lands: bool  # this member ends with the writes
     dense: tuple[Dense, ...] = ()
-    rows: tuple[Array, ...] = ()  # in host memory; empty for a member that does not send
+    rows: tuple[Array, ...] = ()  # in host memory, unless it is alone; empty for a member that does not send
     counts: tuple[int, ...] = ()  # rows to every member, where the kind reads counts
 
     @property
@@ -275,7 +275,10 @@ def _rows_of(start: Start, environment: Environment, size: int) -> tuple[tuple[A
     if start.kind in _READS_COUNTS:
         names = start.reads[:-1]
         counts = tuple(int(count) for count in environment.array(start.reads[-1]).reshape(-1))
-    rows = tuple(np.asarray(environment.array(name), order="C") for name in names)
+    arrays = environment.arrays
+    rows = tuple(arrays.contiguous(environment.held(name)) for name in names)
+    if size > 1:
+        rows = tuple(map(arrays.in_host_memory, rows))
     lengths = {array.shape[0] for array in rows}
     if len(lengths) != 1:
         raise _misfit(start, f"values of unequal leading sizes {sorted(lengths)} travel together")

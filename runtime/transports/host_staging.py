@@ -33,9 +33,7 @@ class HostStaging:
     def start(self, part: Part) -> Handle:
         """Begin a communication, once what it sends is in host memory; a member alone needs no engine."""
         if len(part.members) == 1:
-            handle = self._alone.start(part)
-            self._arrays.wait()
-            return handle
+            return self._alone.start(part)
         on_host = [self._on_host(dense) for dense in part.dense]
         under_way = self._transport.start(replace(part, dense=tuple(on_host)))
         landings = [

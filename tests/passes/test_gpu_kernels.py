@@ -90,3 +90,36 @@ def test_reductions_are_split_and_sizes_fixed() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5)
     ops = Counter(node.op_type for node in after.graph.node)
     assert (ops["ReduceMean"], ops["ReduceSum"], ops["Size"], ops["Shape"]) == (2, 3, 0, 1)
+
+
+PRODUCTS = """
+<ir_version: 10, opset_import: ["" : 21]>
+products (float[2,6,4096] y, float[2,4096,5] one, float[2,4096,3] other)
+    => (float[6,5] of_one, float[6,3] of_other) {
+    first = Constant <value_ints = [0]> ()
+    by_one = MatMul (y, one)
+    of_one = ReduceSum <keepdims = 0> (by_one, first)
+    by_other = MatMul (y, other)
+    of_other = ReduceSum <keepdims = 0> (by_other, first)
+}
+"""
+
+
+def test_products_of_few_tiles_are_made_in_parts() -> None:
+    before = onnx.parser.parse_model(PRODUCTS)
+    random = np.random.default_rng(0)
+    feeds = {
+        name: random.standard_normal((2, *sizes), np.float32)
+        for name, sizes in {"y": (6, 4096), "one": (4096, 5), "other": (4096, 3)}.items()
+    }
+    expected = ort.InferenceSession(before.SerializeToString()).run(None, feeds)
+
+    after, inferred = rewrite_for_gpu(before)
+
+    actual = ort.InferenceSession(after.SerializeToString()).run(None, feeds)
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+    ops = Counter(node.op_type for node in after.graph.node)
+    assert (ops["MatMul"], ops["Transpose"]) == (2, 1)
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in inferred.graph.value_info}
+    assert shapes["by_one"] == [32, 6, 5]
