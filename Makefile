@@ -17,6 +17,9 @@ ZOO := build-zoo
 # partc's modules anew.
 export PYTHONDONTWRITEBYTECODE =
 
+# Ranks and tests that share one GPU leave each other room there; several at once use the cores meanwhile.
+GPU_TESTS := -n 4
+
 # Two processes, each with whole files: what tests of a file share is made once.
 TWO := -n 2 --dist loadfile
 
@@ -53,8 +56,8 @@ test-all: $(VENV)/installed-for-tests
 
 # With GPU_PYTHON=python3.12, in an environment that has everything already, the CUDA build of PyTorch perhaps.
 test-gpu: $(if $(GPU_PYTHON),,$(VENV)/installed-for-tests)
-	@$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m gpu tests/runtime tests/whole_steps
-	@$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/single_device.py --gpu --work resnet50 lm
+	@$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -q -m gpu $(GPU_TESTS) tests/runtime tests/whole_steps
+	@$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/single_device.py --gpu
 
 test-peers: $(PEERS)/installed
 	@timeout 1200 $(PEERS)/bin/python -m pytest -q -m "peers and not long" $(TWO) tests/peers

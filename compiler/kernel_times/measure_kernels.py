@@ -17,7 +17,6 @@ from typing import IO
 
 import msgspec
 import onnx
-import onnxruntime as ort
 from onnx import helper
 
 from partc.compiler.kernel_times.list_kernels import StepKernels
@@ -25,6 +24,7 @@ from partc.compiler.kernel_times.measure_segments import cpu_name
 from partc.compiler.kernel_times.read_times import versions_here
 from partc.compiler.kernel_times.time_kernels import READY, Answer, KernelRequest, Setting
 from partc.cost.simulation.measured_kernels import DeviceKind, MeasuredDevice
+from partc.runtime.engines.host_check import gpu_lacks
 from partc.runtime.errors import RankFailed
 
 COMMAND = (sys.executable, "-P", "-m", "partc.compiler.kernel_times.time_kernels")
@@ -37,8 +37,7 @@ def source_here(device: DeviceKind) -> MeasuredDevice | None:
     kind, profile, threads = device
     if kind == "cpu":
         return MeasuredDevice("cpu", profile, threads, cpu_name(), versions_here())
-    gpus = [each for each in ort.get_ep_devices() if each.ep_name == "CUDAExecutionProvider"]
-    if not gpus:
+    if any(gpu_lacks("gpu", 0)):
         return None
     return MeasuredDevice("gpu", profile, threads, _gpu_name(), versions_here())
 

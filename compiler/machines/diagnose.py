@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from partc.compiler.commands.results.machines import Check
@@ -133,7 +134,9 @@ def _gpus(name: str) -> Check:
     names = ", ".join(gpu.name or "a GPU" for gpu in gpus)
     if lacks:
         return Check(name, "failed", f"{names}; {lacks[0].what}", lacks[0].fix)
-    return Check(name, "ok", f"{names}, with onnxruntime's CUDA provider")
+    has_nccl = find_spec("nccl") is not None
+    among = "by NCCL" if has_nccl else "through host memory: pip install 'partc[gpu]' brings NCCL"
+    return Check(name, "ok", f"{names}, with onnxruntime's CUDA provider; they communicate {among}")
 
 
 def _two_ranks(name: str) -> Check:

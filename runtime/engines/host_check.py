@@ -8,7 +8,6 @@ Before MPI begins, which needs it, each rank looks for shared memory. Processes 
 training do the same: asynchronous/processes/start_check.py brings together what they find.
 """
 
-import ctypes
 import os
 import shutil
 import socket
@@ -171,8 +170,10 @@ def file_lacks(plan: Plan, job: Job, looks_for_data: bool) -> Iterator[Lack]:
 
 
 def gpu_lacks(device: str, index: int) -> Iterator[Lack]:
-    """Yield why onnxruntime cannot use this machine's GPU of that number, for a device of that name."""
+    """Yield why this machine's GPU of that number cannot be used, for a device of that name."""
     import onnxruntime as ort
+
+    from partc.runtime.execution.gpus import count_gpus, load_cuda
 
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         yield Lack(
@@ -180,19 +181,19 @@ def gpu_lacks(device: str, index: int) -> Iterator[Lack]:
             "install onnxruntime-gpu in place of onnxruntime, or compile for CPU devices",
         )
         return
-    libraries = Path(ort.__file__).parent / "capi"
-    try:
-        for name in ("shared", "cuda"):
-            ctypes.CDLL(str(libraries / f"libonnxruntime_providers_{name}.so"), ctypes.RTLD_GLOBAL)
-    except OSError as error:
+    if wrong := load_cuda():
         yield Lack(
-            f"onnxruntime's CUDA provider does not load, which {device!r} needs: {error}",
-            "install CUDA 13 and cuDNN 9 there, or name their folder in the host's `environment`, "
-            'as {"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}',
+            f"onnxruntime's CUDA provider does not load, which {device!r} needs: {wrong}",
+            "install CUDA 13 and cuDNN 9 there, pip install 'partc[gpu]' does, or name their folder in the "
+            'host\'s `environment`, as {"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}',
         )
         return
-    count = sum(device.ep_name == "CUDAExecutionProvider" for device in ort.get_ep_devices())
-    if 0 < count <= index:
+    try:
+        count = count_gpus()
+    except ImportError as error:
+        yield Lack(f"CuPy does not load, which {device!r} needs: {error}", "pip install 'partc[gpu]'")
+        return
+    if count <= index:
         fix = "write the GPUs that it has in the cluster file, and compile again"
         yield Lack(f"{count} GPUs, {device!r} is number {index}, from 0", fix)
 

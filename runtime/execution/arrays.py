@@ -14,7 +14,7 @@ import onnxruntime as ort
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Arrays(Protocol):
+class DeviceArrays(Protocol):
     """Makes and copies arrays of one device."""
 
     def empty(self, shape: tuple[int, ...] | int, dtype: np.dtype[Any]) -> Array:

@@ -16,7 +16,8 @@ import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
 from partc.runtime.errors import BadPlan, RankFailed, UnsupportedModel
-from partc.runtime.execution.arrays import HOST_ARRAYS, Arrays, gpu_arrays
+from partc.runtime.execution.arrays import HOST_ARRAYS, DeviceArrays, gpu_arrays
+from partc.runtime.execution.gpus import load_cuda
 from partc.runtime.log import log
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Plan, Rank, Run
@@ -48,7 +49,7 @@ class ExecutionDevice:
         return "cuda" if self.kind == "gpu" else "cpu"
 
     @property
-    def arrays(self) -> Arrays:
+    def arrays(self) -> DeviceArrays:
         """Return what makes arrays on the device. Raises ImportError for a GPU without CuPy."""
         return gpu_arrays(self.index) if self.kind == "gpu" else HOST_ARRAYS
 
@@ -115,6 +116,7 @@ def open_session(
     options, providers = _options(device), _providers(device, records)
     if records:
         options.log_severity_level = _FATAL  # a refusal is an answer
+        options.enable_mem_pattern = False  # memory for it is taken in the second run, which is recorded
     return ort.InferenceSession(str(path), options, providers=providers, disabled_optimizers=list(disabled))
 
 
@@ -135,7 +137,7 @@ def _load(path: Path, device: ExecutionDevice, disabled: tuple[str, ...]) -> ort
         raise RankFailed(
             "ONNX Runtime's CUDA provider does not start",
             at=f"GPU {device.index}",
-            fix="install CUDA 13 and cuDNN, or compile for CPU devices",
+            fix="see `partc doctor`, or compile for CPU devices",
         )
     return session
 
@@ -173,6 +175,7 @@ EXACT = ("session.disable_quant_qdq", "1")
 def _options(device: ExecutionDevice) -> ort.SessionOptions:
     _share_arena()
     if device.kind == "gpu":
+        load_cuda()
         # Of every session it would warn that CUDA's provider, which is built in, is no plugin.
         ort.set_default_logger_severity(_ERROR)
     options = ort.SessionOptions()

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 import onnxruntime as ort
 
-from partc.runtime.execution.arrays import Array, Arrays
+from partc.runtime.execution.arrays import Array, DeviceArrays
 from partc.runtime.plan.program import Instruction, Run, Start, Store
 
 ALIGNMENT = 256  # bytes: what CUDA's own allocations have
@@ -19,7 +19,7 @@ _CALLED = {"float": "float32", "double": "float64"}  # by ONNX Runtime
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class DeclaredSizes:
     """What a value is."""
 
     shape: tuple[int, ...]
@@ -31,9 +31,9 @@ class Sizes:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def declared_sizes(runs: Iterable[tuple[Run, ort.InferenceSession]]) -> dict[str, Sizes]:
+def declared_sizes(runs: Iterable[tuple[Run, ort.InferenceSession]]) -> dict[str, DeclaredSizes]:
     """Return the values whose sizes all segments declare that read or make them."""
-    sizes: dict[str, Sizes | None] = {}
+    sizes: dict[str, DeclaredSizes | None] = {}
     for run, session in runs:
         declared = {info.name: _sizes_of(info) for info in (*session.get_inputs(), *session.get_outputs())}
         for name, value in (*run.writes, *run.reads):
@@ -44,21 +44,21 @@ def declared_sizes(runs: Iterable[tuple[Run, ort.InferenceSession]]) -> dict[str
     return {value: known for value, known in sizes.items() if known is not None}
 
 
-def _sizes_of(info: ort.NodeArg) -> Sizes | None:
+def _sizes_of(info: ort.NodeArg) -> DeclaredSizes | None:
     element = info.type.removeprefix("tensor(").removesuffix(")")
     if not all(isinstance(size, int) for size in info.shape):
         return None
     try:
-        return Sizes(tuple(info.shape), np.dtype(_CALLED.get(element, element)))
+        return DeclaredSizes(tuple(info.shape), np.dtype(_CALLED.get(element, element)))
     except TypeError:
         return None
 
 
 def allocate(
-    sizes: Mapping[str, Sizes],
+    sizes: Mapping[str, DeclaredSizes],
     program: Sequence[Instruction],
     last_read_by: Sequence[Sequence[str]],
-    arrays: Arrays,
+    arrays: DeviceArrays,
 ) -> dict[str, Array]:
     """Return zeros for each value. `last_read_by`: per instruction, the values that are let go behind it."""
     blocks = _Blocks()

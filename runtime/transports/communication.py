@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.errors import BadPlan
-from partc.runtime.execution.arrays import Array, Arrays
+from partc.runtime.execution.arrays import Array, DeviceArrays
 from partc.runtime.execution.environment import Environment
 from partc.runtime.plan.members import lands_at, sends_at
 from partc.runtime.plan.moves import Index, place_in, shape_of
@@ -36,7 +36,7 @@ _READS_COUNTS = frozenset({"scatter_rows", "all_to_all_rows"})
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One value of a dense kind. Arrays are contiguous, and lie where the member computes."""
+    """One value of a dense kind. DeviceArrays are contiguous, and lie where the member computes."""
 
     source: Array
     target: Array
@@ -141,7 +141,7 @@ class _DenseResolver:
     sends: bool
 
     @property
-    def _arrays(self) -> Arrays:
+    def _arrays(self) -> DeviceArrays:
         return self.environment.arrays
 
     def _held(self, read: str) -> Array:

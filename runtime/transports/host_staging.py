@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from partc.runtime.execution.arrays import Array, Arrays
+from partc.runtime.execution.arrays import Array, DeviceArrays
 from partc.runtime.execution.device import ExecutionDevice
 from partc.runtime.transports.communication import Dense, Part
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
@@ -25,7 +25,7 @@ def transport_from(device: ExecutionDevice, transport: Transport) -> Transport:
 class HostStaging:
     """A transport for arrays of a GPU."""
 
-    def __init__(self, transport: Transport, arrays: Arrays) -> None:
+    def __init__(self, transport: Transport, arrays: DeviceArrays) -> None:
         self._transport = transport
         self._arrays = arrays
         self._alone = InMemoryTransport(Board())
@@ -68,7 +68,7 @@ class _Landing:
 class _StagedHandle:
     """A communication under way whose results are still to be copied to the device."""
 
-    def __init__(self, handle: Handle, arrays: Arrays, landings: Sequence[_Landing]) -> None:
+    def __init__(self, handle: Handle, arrays: DeviceArrays, landings: Sequence[_Landing]) -> None:
         self._handle = handle
         self._arrays = arrays
         self._landings = landings

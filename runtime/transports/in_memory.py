@@ -95,6 +95,8 @@ def _carry_out(handles: list[InMemoryHandle]) -> None:
 def _combine(parts: list[Part], index: int) -> None:
     start = parts[0].start
     members = [part.dense[index] for part in parts]
+    if len(members) == 1 and members[0].source is members[0].target:
+        return
     if start.kind == "broadcast":
         for member in members[1:]:
             _land(member.target, members[0].source)
@@ -153,7 +155,9 @@ def _move_rows(parts: list[Part]) -> list[tuple[Array, ...]]:
             senders = [part for part in parts if part.sends]
             lengths = np.array([part.rows[0].shape[0] if part.sends else 0 for part in parts], np.int64)
             wholes = _stack([part.rows for part in senders])
-            return [tuple(array.copy() for array in (*wholes, lengths)) for _ in parts]
+            return [tuple(array.copy() for array in (*wholes, lengths)) for _ in parts[1:]] + [
+                (*wholes, lengths)
+            ]
 
 
 def _pieces_to(senders: list[Part], size: int) -> list[list[Array]]:

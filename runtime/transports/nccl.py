@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from mpi4py import MPI
 
-from partc.runtime.execution.arrays import Array, Arrays
+from partc.runtime.execution.arrays import Array, DeviceArrays
 from partc.runtime.execution.device import ExecutionDevice
 from partc.runtime.log import log
 from partc.runtime.plan.moves import Index
@@ -39,7 +39,7 @@ _NAME_BYTES = hashlib.sha256().digest_size
 _NOBODY = bytes(_NAME_BYTES)
 
 Members = tuple[int, ...]  # world ranks
-Key = tuple[Literal["among", "from, to"], Members]  # of a channel
+ChannelKey = tuple[Literal["among", "from, to"], Members]  # of a channel
 
 
 def transport_among(
@@ -83,17 +83,17 @@ def _name_of_gpu(device: ExecutionDevice) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class NCCLChannel:
     """A communicator and the stream on which its communications follow each other."""
 
     comm: Any
     stream: Any
 
 
-def _open_channels(plan: Plan, world: MPI.Intracomm, gpus: Sequence[bytes]) -> dict[Key, Channel]:
+def _open_channels(plan: Plan, world: MPI.Intracomm, gpus: Sequence[bytes]) -> dict[ChannelKey, NCCLChannel]:
     """Return a channel of each group, and each directed pair, that this rank is in and NCCL can connect."""
     starts = (each for each in plan.instructions if isinstance(each, Start))
-    channels: dict[Key, Channel] = {}
+    channels: dict[ChannelKey, NCCLChannel] = {}
     for number, key in enumerate(sorted({key for start in starts for key in _keys(plan, start)})):
         members = key[1]
         names = [gpus[member] for member in members]
@@ -102,7 +102,7 @@ def _open_channels(plan: Plan, world: MPI.Intracomm, gpus: Sequence[bytes]) -> d
     return channels
 
 
-def _keys(plan: Plan, start: Start) -> Iterator[Key]:
+def _keys(plan: Plan, start: Start) -> Iterator[ChannelKey]:
     """Yield the channels that a communication takes: of its groups, or from sender to receiver."""
     if start.kind in ROW_KINDS:
         return
@@ -119,7 +119,7 @@ def _keys(plan: Plan, start: Start) -> Iterator[Key]:
             yield "among", members
 
 
-def _connect(members: Members, world: MPI.Intracomm, tag: int) -> Channel:
+def _connect(members: Members, world: MPI.Intracomm, tag: int) -> NCCLChannel:
     import cupy
     import nccl.core as nccl
 
@@ -137,7 +137,7 @@ def _connect(members: Members, world: MPI.Intracomm, tag: int) -> Channel:
     once = cupy.zeros(1, np.float32)
     comm.allreduce(once, once, nccl.SUM, stream=stream)
     stream.synchronize()
-    return Channel(comm, stream)
+    return NCCLChannel(comm, stream)
 
 
 # ---------------------------------------------------------------- communications
@@ -147,7 +147,11 @@ class NCCLTransport:
     """One rank's side of NCCL, and of MPI for what NCCL does not carry."""
 
     def __init__(
-        self, channels: dict[Key, Channel], arrays: Arrays, staging: HostStaging, traffic: Traffic
+        self,
+        channels: dict[ChannelKey, NCCLChannel],
+        arrays: DeviceArrays,
+        staging: HostStaging,
+        traffic: Traffic,
     ) -> None:
         self._channels = channels
         self._arrays = arrays
@@ -197,7 +201,9 @@ def _pairs_of(part: Part) -> Iterator[Members]:
 class NCCLHandle:
     """A communication that GPUs carry out."""
 
-    def __init__(self, part: Part, channels: dict[Key, Channel], arrays: Arrays, traffic: Traffic) -> None:
+    def __init__(
+        self, part: Part, channels: dict[ChannelKey, NCCLChannel], arrays: DeviceArrays, traffic: Traffic
+    ) -> None:
         import cupy
 
         self._part = part
@@ -206,7 +212,7 @@ class NCCLHandle:
         self._traffic = traffic
         # (target, where in it, what arrived elsewhere)
         self._landings: list[tuple[Array, Index, Array]] = []
-        self._used: dict[int, Channel] = {}
+        self._used: dict[int, NCCLChannel] = {}
         self._sent: list[Array] = []
         self._filled = cupy.cuda.Event(disable_timing=True)  # what this member supplies is complete
         self._filled.record()
@@ -307,7 +313,7 @@ class NCCLHandle:
             channel = self._channel(("from, to", pair))
             channel.comm.recv(array.reshape(-1).view(np.uint8), 0, stream=channel.stream)
 
-    def _channel(self, key: Key) -> Channel:
+    def _channel(self, key: ChannelKey) -> NCCLChannel:
         channel = self._channels[key]
         channel.stream.wait_event(self._filled)
         self._used[id(channel)] = channel

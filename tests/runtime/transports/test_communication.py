@@ -8,13 +8,16 @@ from msgspec.structs import replace
 
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadPlan
+from partc.runtime.execution.arrays import Array, HostArrays
 from partc.runtime.execution.device import ExecutionDevice
 from partc.runtime.execution.environment import Environment
 from partc.runtime.plan.moves import find_moves
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Buffer, Exchange, Kind, Slice, Start
 from partc.runtime.transports.communication import Part, part_of, stays_the_same
+from partc.runtime.transports.host_staging import HostStaging
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
+from partc.runtime.transports.transport import Transport
 from tests.builders.plans.hand_made_plans import plan_of, rank
 
 GROUP = {"all": (2, 0, 1)}  # rank 2 is the root and only serves
@@ -30,8 +33,15 @@ PLAN = plan_of(
 RANKS = PLAN.ranks
 
 
-@pytest.fixture
-def environments(tmp_path: Path) -> list[Environment]:
+class OtherMemory(HostArrays):
+    """As if arrays lay on a GPU: no engine sees more of them than copies."""
+
+    def in_host_memory(self, array: Array) -> Array:
+        return array.copy()
+
+
+@pytest.fixture(params=["in host memory", "by way of it"])
+def environments(tmp_path: Path, request: pytest.FixtureRequest) -> list[Environment]:
     """Rank r's x and y hold 10 (r + 1) + 0..3."""
     made = [
         Environment(PLAN, one, ExecutionDevice("cpu", 0, 1), InitialValues(PlanFolder(PLAN, tmp_path)))
@@ -40,6 +50,8 @@ def environments(tmp_path: Path) -> list[Environment]:
     for index, environment in enumerate(made):
         for name in ("x", "y"):
             environment.put(name, 10.0 * (index + 1) + np.arange(4, dtype=np.float32).reshape(2, 2))
+        if request.param == "by way of it":
+            environment.arrays = OtherMemory()
     return made
 
 
@@ -56,7 +68,13 @@ def exchange_all(environments: list[Environment], start: Start) -> list[InMemory
         part_of(start, one, GROUP["all"], environment)
         for one, environment in zip(RANKS, environments, strict=True)
     ]
-    handles = [transport.start(part) for transport, part in zip(transports, parts, strict=True)]
+    sides: list[Transport] = [
+        HostStaging(transport, environment.arrays)
+        if isinstance(environment.arrays, OtherMemory)
+        else transport
+        for transport, environment in zip(transports, environments, strict=True)
+    ]
+    handles = [side.start(part) for side, part in zip(sides, parts, strict=True)]
     assert all(handle.done() for handle in handles)
     for environment, part, handle in zip(environments, parts, handles, strict=True):
         if part.lands:
