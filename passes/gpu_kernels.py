@@ -8,6 +8,7 @@ ConvWeightGrad    per tap: of ResNet-50's first weight at batch 8 cuDNN makes th
 reductions        over the last axes, then over the first: over both at once cuDNN's take ten times as long
 products          of few tiles and long sums in several parts, for a GPU computes as many tiles at once as it
                   has multiprocessors: those 49 taps took 12 ms
+Concat            of 32 tensors at most, what CUDA's provider replays
 """
 
 from collections import Counter
@@ -30,6 +31,7 @@ _REDUCTIONS = frozenset({"ReduceSum", "ReduceMean"})
 _NOT_FOLDED = frozenset({"Loop", "If", "Scan", "RandomNormal", "RandomUniform", "RandomNormalLike"})
 _NOT_FOLDED |= {"RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 _MOST_CONSTANT_BYTES = 2**16
+_MOST_JOINED = 32  # onnxruntime 1.31.1
 _TILE = 32  # rows and columns that cuBLAS computes together where there are few
 _TILES_AT_ONCE = 264  # two for each multiprocessor of an H200
 _LEAST_SUMMED = 256  # entries of a part's sum
@@ -49,6 +51,7 @@ def rewrite_for_gpu(model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.Model
     summed = _read_once_by_sums(graph, constants)
     in_parts: dict[tuple[str, int, int], str] = {}
     _rewrite_nodes(graph, lambda node: _split_product(node, shapes, summed, in_parts, graph))
+    _rewrite_nodes(graph, _split_concat)
     return model, infer_shapes(model, data_prop=True)
 
 
@@ -192,6 +195,23 @@ def _parts(length: int, tiles: int) -> int:
     wanted = _TILES_AT_ONCE // max(1, tiles)
     most = length // _LEAST_SUMMED
     return max((parts for parts in range(1, min(wanted, most) + 1) if length % parts == 0), default=1)
+
+
+def _split_concat(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return a Concat of many tensors as one of Concats."""
+    if node.op_type != "Concat" or node.domain or len(node.input) <= _MOST_JOINED:
+        return [node]
+    axis = next(each.i for each in node.attribute if each.name == "axis")
+    groups = [node.input[first : first + _MOST_JOINED] for first in range(0, len(node.input), _MOST_JOINED)]
+    names = [f"{node.output[0]}/{len(node.input)}.{number}" for number in range(len(groups))]
+    joined = [
+        helper.make_node("Concat", group, [name], name, axis=axis)
+        for group, name in zip(groups, names, strict=True)
+    ]
+    return [
+        *joined,
+        *_split_concat(helper.make_node("Concat", names, [node.output[0]], node.name, axis=axis)),
+    ]
 
 
 def _integers(graph: onnx.GraphProto, values: Sequence[int]) -> str:

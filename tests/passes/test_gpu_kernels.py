@@ -123,3 +123,21 @@ def test_products_of_few_tiles_are_made_in_parts() -> None:
     assert (ops["MatMul"], ops["Transpose"]) == (2, 1)
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in inferred.graph.value_info}
     assert shapes["by_one"] == [32, 6, 5]
+
+
+@pytest.mark.parametrize(("count", "concats"), [(32, 1), (33, 3), (49, 3), (32 * 32 + 1, 37)])
+def test_many_tensors_are_joined_in_turns(count: int, concats: int) -> None:
+    names = ", ".join(f"x{number}" for number in range(count))
+    inputs = ", ".join(f"float[2,1] x{number}" for number in range(count))
+    before = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> join ({inputs}) => (float[2,{count}] all)'
+        f" {{ all = Concat <axis = 1> ({names}) }}"
+    )
+
+    after, _ = rewrite_for_gpu(before)
+
+    feeds = {f"x{number}": np.full((2, 1), number, np.float32) for number in range(count)}
+    (joined,) = ort.InferenceSession(after.SerializeToString()).run(None, feeds)
+    np.testing.assert_array_equal(joined, np.tile(np.arange(count, dtype=np.float32), (2, 1)))
+    assert len(after.graph.node) == concats
+    assert max(len(node.input) for node in after.graph.node) <= 32

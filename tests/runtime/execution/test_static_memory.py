@@ -1,6 +1,7 @@
 """Values that live at the same time have memory of their own; others share it."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -62,7 +63,7 @@ def test_what_is_read_later_is_not_written_over(seed: int) -> None:
 
 def test_values_one_after_the_other_take_the_memory_of_two() -> None:
     names = [f"v{number}" for number in range(9)]
-    program = [Run("worker", "segment", ((a, a),), ((b, b),)) for a, b in zip(names, names[1:], strict=False)]
+    program = [Run("worker", "segment", ((a, a),), ((b, b),)) for a, b in pairwise(names)]
     sizes = {name: DeclaredSizes((ALIGNMENT,), FLOATS) for name in names}
 
     memory = allocate(sizes, program, last_readers(tuple(program), frozenset()), HOST_ARRAYS)

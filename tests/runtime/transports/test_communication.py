@@ -69,10 +69,8 @@ def exchange_all(environments: list[Environment], start: Start) -> list[InMemory
         for one, environment in zip(RANKS, environments, strict=True)
     ]
     sides: list[Transport] = [
-        HostStaging(transport, environment.arrays)
-        if isinstance(environment.arrays, OtherMemory)
-        else transport
-        for transport, environment in zip(transports, environments, strict=True)
+        HostStaging(side, here.arrays) if isinstance(here.arrays, OtherMemory) else side
+        for side, here in zip(transports, environments, strict=True)
     ]
     handles = [side.start(part) for side, part in zip(sides, parts, strict=True)]
     assert all(handle.done() for handle in handles)
