@@ -52,6 +52,7 @@ def rewrite_for_gpu(model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.Model
     in_parts: dict[tuple[str, int, int], str] = {}
     _rewrite_nodes(graph, lambda node: _split_product(node, shapes, summed, in_parts, graph))
     _rewrite_nodes(graph, _split_concat)
+    _name_nodes(graph)
     return model, infer_shapes(model, data_prop=True)
 
 
@@ -69,6 +70,15 @@ def _rewrite_nodes(graph: onnx.GraphProto, rewrite: Callable[[onnx.NodeProto], l
     nodes = [new for node in graph.node for new in rewrite(node)]
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _name_nodes(graph: onnx.GraphProto) -> None:
+    """Name the nodes of functions' bodies, which have no names, after what they make."""
+    taken = {node.name for node in graph.node}
+    for node in graph.node:
+        if not node.name:
+            node.name = next(name for name in (node.output[0], f"{node.output[0]}.node") if name not in taken)
+            taken.add(node.name)
 
 
 # ---------------------------------------------------------------- nodes
