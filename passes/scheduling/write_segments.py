@@ -47,7 +47,7 @@ class SegmentWriter:
     functions: Mapping[str, onnx.FunctionProto]  # by name
     save: Callable[[onnx.ModelProto, Chunk], str]
     shapes: dict[str, PartialShape]  # value -> one rank's shape where known
-    on_cpu: bool = True  # segments run on CPUs
+    on_cpu: bool = True  # workers' segments run on CPUs
     dtypes: dict[str, np.dtype] = field(default_factory=dict)
     names_kernels: ClassVar[bool] = True
 
@@ -87,7 +87,8 @@ class SegmentWriter:
         model = self._model(graph)
         divide_once(model)
         halve_by_quotient(model)
-        return self._typed(model, in_place)
+        # Servers compute on CPUs wherever workers do.
+        return self._typed(model, in_place, self.on_cpu or chunk.site == "server")
 
     def _describe(self, name: str) -> onnx.ValueInfoProto:
         dtype = helper.np_dtype_to_tensor_dtype(self.dtypes[name])
@@ -99,7 +100,7 @@ class SegmentWriter:
         opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(d, 1) for d in domains)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, functions=used)
 
-    def _typed(self, model: onnx.ModelProto, in_place: AbstractSet[str]) -> onnx.ModelProto:
+    def _typed(self, model: onnx.ModelProto, in_place: AbstractSet[str], on_cpu: bool) -> onnx.ModelProto:
         """Give the outputs types, inferred from the inputs'."""
         inferred = infer_shapes(model, data_prop=True)
         for output in inferred.graph.output:
@@ -110,7 +111,7 @@ class SegmentWriter:
         described = [self._describe(output.name) for output in model.graph.output]
         del model.graph.output[:]
         model.graph.output.extend(described)
-        if self.on_cpu:
+        if on_cpu:
             block_updates(model, inferred, in_place)
             transpose_products(model, inferred)
             choose_bodies(model, inferred)
