@@ -1,8 +1,9 @@
 """Dense communications among GPUs by NCCL: from device memory to device memory, no host in between.
 
-Every group has a communicator and a stream of its own. Messages from one rank to another have those of this
-pair in this direction: a stream carries out one after the other, and the two directions of a pipeline's
-stages are not begun in the same order at both ends. All are connected before the first step, in one order.
+Every group has a communicator and a stream of its own. Messages from one of its ranks to another have those
+of this pair in this direction: a stream carries out one after the other, and the two directions of a
+pipeline's stages are not begun in the same order at both ends. All are connected before the first step, in
+one order.
 
 Rows, whose sizes nobody knows beforehand, sums that are rounded, and groups with a CPU among their members go
 through host memory.
@@ -11,11 +12,12 @@ through host memory.
 import hashlib
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -33,13 +35,12 @@ from partc.runtime.transports.transport import Handle, Traffic, Transport
 
 SUMMED = frozenset({"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"})
 _REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-_POINT_TO_POINT = frozenset({*SHIFTS, "exchange"})
 _ID_BYTES = 128  # of NCCL's unique ids
 _NAME_BYTES = hashlib.sha256().digest_size
 _NOBODY = bytes(_NAME_BYTES)
 
 Members = tuple[int, ...]  # world ranks
-ChannelKey = tuple[Literal["among", "from, to"], Members]  # of a channel
+ChannelKey = tuple[Members, Members]  # a group; sender and receiver, nobody where all take part
 
 
 def transport_among(
@@ -52,9 +53,14 @@ def transport_among(
     if device.kind == "cpu":
         return mpi
     staging = HostStaging(mpi, device.arrays)
-    channels = _open_channels(plan, world, gpus)
+    joined = {members for groups in plan.groups.values() for members in groups if _can_join(members, gpus)}
+    channels = {
+        (group, pair): _connect(pair or group, world, number)
+        for number, (group, pair) in enumerate(channel_keys(plan, joined))
+        if world.rank in (pair or group)
+    }
     log.debug("NCCL connects rank %d in %s", world.rank, sorted(channels) or "no group")
-    return NCCLTransport(channels, device.arrays, staging, mpi.traffic) if channels else staging
+    return NCCLTransport(channels, joined, device.arrays, staging, mpi.traffic)
 
 
 def _gpus_of(device: ExecutionDevice, world: MPI.Intracomm) -> list[bytes]:
@@ -90,20 +96,19 @@ class NCCLChannel:
     stream: Any
 
 
-def _open_channels(plan: Plan, world: MPI.Intracomm, gpus: Sequence[bytes]) -> dict[ChannelKey, NCCLChannel]:
-    """Return a channel of each group, and each directed pair, that this rank is in and NCCL can connect."""
+def _can_join(members: Members, gpus: Sequence[bytes]) -> bool:
+    """Tell whether all members have GPUs, each its own."""
+    names = [gpus[member] for member in members]
+    return len(members) > 1 and _NOBODY not in names and len(set(names)) == len(names)
+
+
+def channel_keys(plan: Plan, joined: Container[Members]) -> list[ChannelKey]:
+    """Return the channels that a plan's communications take, in the order in which ranks open them."""
     starts = (each for each in plan.instructions if isinstance(each, Start))
-    channels: dict[ChannelKey, NCCLChannel] = {}
-    for number, key in enumerate(sorted({key for start in starts for key in _keys(plan, start)})):
-        members = key[1]
-        names = [gpus[member] for member in members]
-        if world.rank in members and _NOBODY not in names and len(set(names)) == len(names):
-            channels[key] = _connect(members, world, number)
-    return channels
+    return sorted({key for start in starts for key in _keys(plan, start) if key[0] in joined})
 
 
 def _keys(plan: Plan, start: Start) -> Iterator[ChannelKey]:
-    """Yield the channels that a communication takes: of its groups, or from sender to receiver."""
     if start.kind in ROW_KINDS:
         return
     for members in plan.groups[start.group]:
@@ -111,12 +116,12 @@ def _keys(plan: Plan, start: Start) -> Iterator[ChannelKey]:
             assert start.exchange is not None, "an exchange tells who has what"
             for move in start.exchange.moves:
                 if move.source != move.target:
-                    yield "from, to", (members[move.source], members[move.target])
+                    yield members, (members[move.source], members[move.target])
         elif start.kind in SHIFTS:
             for before, after in pairwise(members):
-                yield "from, to", (before, after) if start.kind == "shift_ahead" else (after, before)
-        elif len(members) > 1:
-            yield "among", members
+                yield members, (before, after) if start.kind == "shift_ahead" else (after, before)
+        else:
+            yield members, ()
 
 
 def _connect(members: Members, world: MPI.Intracomm, tag: int) -> NCCLChannel:
@@ -148,12 +153,14 @@ class NCCLTransport:
 
     def __init__(
         self,
-        channels: dict[ChannelKey, NCCLChannel],
+        channels: Mapping[ChannelKey, NCCLChannel],
+        joined: Container[Members],
         arrays: DeviceArrays,
         staging: HostStaging,
         traffic: Traffic,
     ) -> None:
         self._channels = channels
+        self._joined = joined
         self._arrays = arrays
         self._staging = staging
         self._traffic = traffic
@@ -174,38 +181,26 @@ class NCCLTransport:
         return self._staging.beside()
 
     def _reaches(self, part: Part) -> bool:
+        """Tell whether NCCL carries a communication: all members find the same."""
         kind = part.start.kind
-        if kind in ROW_KINDS or is_rounded(part) or len(part.members) == 1:
+        if kind in ROW_KINDS or is_rounded(part) or part.members not in self._joined:
             return False
-        if kind in _REDUCING and any(dense.source.dtype.name not in SUMMED for dense in part.dense):
-            return False
-        if kind in _POINT_TO_POINT:
-            return all(("from, to", pair) in self._channels for pair in _pairs_of(part))
-        return ("among", part.members) in self._channels
-
-
-def _pairs_of(part: Part) -> Iterator[Members]:
-    """Yield sender and receiver of the messages that this member sends and receives."""
-    if part.start.kind == "exchange":
-        for source, target, _, _ in part.moves():
-            if source != target:
-                yield part.members[source], part.members[target]
-        return
-    own = part.members[part.position]
-    if (to := part.shifts_to) is not None:
-        yield own, part.members[to]
-    if (came := part.shifts_from) is not None:
-        yield part.members[came], own
+        return kind not in _REDUCING or all(dense.source.dtype.name in SUMMED for dense in part.dense)
 
 
 class NCCLHandle:
     """A communication that GPUs carry out."""
 
     def __init__(
-        self, part: Part, channels: dict[ChannelKey, NCCLChannel], arrays: DeviceArrays, traffic: Traffic
+        self,
+        part: Part,
+        channels: Mapping[ChannelKey, NCCLChannel],
+        arrays: DeviceArrays,
+        traffic: Traffic,
     ) -> None:
         import cupy
 
+        self._event = partial(cupy.cuda.Event, disable_timing=True)
         self._part = part
         self._channels = channels
         self._arrays = arrays
@@ -214,11 +209,9 @@ class NCCLHandle:
         self._landings: list[tuple[Array, Index, Array]] = []
         self._used: dict[int, NCCLChannel] = {}
         self._sent: list[Array] = []
-        self._filled = cupy.cuda.Event(disable_timing=True)  # what this member supplies is complete
-        self._filled.record()
         for dense in part.dense:
             self._begin(dense)
-        self._events = [cupy.cuda.Event(disable_timing=True) for _ in self._used]
+        self._events = [self._event() for _ in self._used]
         for event, channel in zip(self._events, self._used.values(), strict=True):
             event.record(channel.stream)
 
@@ -227,7 +220,7 @@ class NCCLHandle:
         if not all(event.done for event in self._events):
             return False
         for target, place, arrived in self._landings:
-            self._arrays.copy(target[place], arrived.reshape(target[place].shape))
+            target[place] = arrived
         if self._events:
             self._traffic.count_complete(self._part, ())
         self._landings, self._events, self._sent = [], [], []
@@ -243,13 +236,13 @@ class NCCLHandle:
                 self._exchange(dense)
             case "shift_ahead" | "shift_back":
                 self._shift(dense)
-            case _ if dense.source.size:
+            case _ if max(dense.source.size, dense.target.size):
                 self._begin_collective(dense)
 
     def _begin_collective(self, dense: Dense) -> None:
         import nccl.core as nccl
 
-        channel = self._channel(("among", self._part.members))
+        channel = self._channel(())
         comm, stream = channel.comm, channel.stream
         source, target = dense.source.reshape(-1), dense.target.reshape(-1)
         operation = {"sum": nccl.SUM, "max": nccl.MAX, "min": nccl.MIN}[self._part.start.reduction]
@@ -294,7 +287,7 @@ class NCCLHandle:
         members = self._part.members
         for source, target, out, into in self._part.moves():
             if source == target:
-                self._arrays.copy(dense.target[into], dense.source[out])
+                dense.target[into] = dense.source[out]
             elif out is not None:
                 self._send(self._arrays.contiguous(dense.source[out]), (members[source], members[target]))
             elif into is not None:
@@ -305,16 +298,18 @@ class NCCLHandle:
     def _send(self, array: Array, pair: Members) -> None:
         self._sent.append(array)
         if array.size:
-            channel = self._channel(("from, to", pair))
+            channel = self._channel(pair)
             channel.comm.send(array.reshape(-1).view(np.uint8), 1, stream=channel.stream)
 
     def _receive(self, array: Array, pair: Members) -> None:
         if array.size:
-            channel = self._channel(("from, to", pair))
+            channel = self._channel(pair)
             channel.comm.recv(array.reshape(-1).view(np.uint8), 0, stream=channel.stream)
 
-    def _channel(self, key: ChannelKey) -> NCCLChannel:
-        channel = self._channels[key]
-        channel.stream.wait_event(self._filled)
+    def _channel(self, pair: Members) -> NCCLChannel:
+        channel = self._channels[self._part.members, pair]
+        ready = self._event()  # what has been asked of the device until now: what this member supplies
+        ready.record()
+        channel.stream.wait_event(ready)
         self._used[id(channel)] = channel
         return channel

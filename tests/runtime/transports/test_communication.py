@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadPlan
-from partc.runtime.execution.arrays import Array, HostArrays
+from partc.runtime.execution.arrays import Array, DeviceArrays, HostArrays
 from partc.runtime.execution.device import ExecutionDevice
 from partc.runtime.execution.environment import Environment
 from partc.runtime.plan.moves import find_moves
@@ -17,8 +17,10 @@ from partc.runtime.plan.program import Buffer, Exchange, Kind, Slice, Start
 from partc.runtime.transports.communication import Part, part_of, stays_the_same
 from partc.runtime.transports.host_staging import HostStaging
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
+from partc.runtime.transports.nccl import ChannelKey, NCCLChannel, NCCLTransport
 from partc.runtime.transports.transport import Transport
 from tests.builders.plans.hand_made_plans import plan_of, rank
+from tests.checks.nccl_in_memory import open_channels, replace_modules
 
 GROUP = {"all": (2, 0, 1)}  # rank 2 is the root and only serves
 PLAN = plan_of(
@@ -40,8 +42,14 @@ class OtherMemory(HostArrays):
         return array.copy()
 
 
-@pytest.fixture(params=["in host memory", "by way of it"])
-def environments(tmp_path: Path, request: pytest.FixtureRequest) -> list[Environment]:
+class GpuMemory(HostArrays):
+    """As if arrays lay where NCCL reaches them."""
+
+
+@pytest.fixture(params=["in host memory", "by way of it", "by NCCL"])
+def environments(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> list[Environment]:
     """Rank r's x and y hold 10 (r + 1) + 0..3."""
     made = [
         Environment(PLAN, one, ExecutionDevice("cpu", 0, 1), InitialValues(PlanFolder(PLAN, tmp_path)))
@@ -52,7 +60,20 @@ def environments(tmp_path: Path, request: pytest.FixtureRequest) -> list[Environ
             environment.put(name, 10.0 * (index + 1) + np.arange(4, dtype=np.float32).reshape(2, 2))
         if request.param == "by way of it":
             environment.arrays = OtherMemory()
+        if request.param == "by NCCL":
+            environment.arrays = GpuMemory()
+    replace_modules(monkeypatch)
     return made
+
+
+def side_of(
+    side: InMemoryTransport, arrays: DeviceArrays, channels: dict[ChannelKey, NCCLChannel]
+) -> Transport:
+    """Return what a rank with such arrays communicates by."""
+    if isinstance(arrays, GpuMemory):
+        staging = HostStaging(side, OtherMemory())
+        return NCCLTransport(channels, set(GROUP.values()), arrays, staging, side.traffic)
+    return HostStaging(side, arrays) if isinstance(arrays, OtherMemory) else side
 
 
 def exchange(environments: list[Environment], start: Start) -> InMemoryTransport:
@@ -68,9 +89,11 @@ def exchange_all(environments: list[Environment], start: Start) -> list[InMemory
         part_of(start, one, GROUP["all"], environment)
         for one, environment in zip(RANKS, environments, strict=True)
     ]
-    sides: list[Transport] = [
-        HostStaging(side, here.arrays) if isinstance(here.arrays, OtherMemory) else side
-        for side, here in zip(transports, environments, strict=True)
+    plan = replace(PLAN, instructions=(start,))
+    channels = open_channels(plan, GROUP.values())
+    sides = [
+        side_of(transport, environment.arrays, channels[one.rank])
+        for transport, environment, one in zip(transports, environments, RANKS, strict=True)
     ]
     handles = [side.start(part) for side, part in zip(sides, parts, strict=True)]
     assert all(handle.done() for handle in handles)
@@ -209,12 +232,12 @@ def test_a_shift_brings_a_neighbours_value_and_zeros_at_the_end(
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bool"])
 def test_an_exchange_brings_each_the_part_that_he_wants(environments: list[Environment], dtype: str) -> None:
-    """Rows of [2, 4], one on rank 0, one on rank 1, become columns: of rank 1 three, of rank 2 the last."""
+    """Rows of [2, 4], one on rank 0, one on rank 1, become columns: of rank 1 all but the third."""
     whole = np.arange(8).reshape(2, 4).astype(dtype)
     environments[0].put("row", whole[:1])
     environments[1].put("row", whole[1:])
     rows = (((0, 1),), ((0, 4),)), (((1, 2),), ((0, 4),))
-    columns = (((0, 2),), ((0, 3),)), (((0, 2),), ((3, 4),))
+    columns = (((0, 2),), ((0, 2), (3, 4))), (((0, 2),), ((2, 3),))
     has, wants = (None, *rows), (columns[1], None, columns[0])  # by position: ranks 2, 0, 1
     moves = find_moves(has, wants, ["a", "b", "c"])
     account = Exchange(dtype, (2, 4), has, wants, moves)
@@ -222,14 +245,16 @@ def test_an_exchange_brings_each_the_part_that_he_wants(environments: list[Envir
     plays = [replace(one, sites=("worker", "server")) for one in RANKS]
 
     board, handles = Board(), []
+    channels = open_channels(replace(PLAN, instructions=(start,)), GROUP.values())
     for one, environment in zip(plays, environments, strict=True):
         part = part_of(start, one, GROUP["all"], environment)
         side = InMemoryTransport(board)
-        handles.append((part, side.start(part), side))
+        used = side_of(side, environment.arrays, channels[one.rank])
+        handles.append((part, used.start(part), side))
 
     assert all(handle.done() for _, handle, _ in handles)
-    np.testing.assert_array_equal(handles[2][0].dense[0].target, whole[:, 3:])
-    np.testing.assert_array_equal(handles[1][0].dense[0].target, whole[:, :3])
+    np.testing.assert_array_equal(handles[2][0].dense[0].target, whole[:, 2:3])
+    np.testing.assert_array_equal(handles[1][0].dense[0].target, whole[:, [0, 1, 3]])
     size = np.dtype(dtype).itemsize
     assert [side.traffic.payload_bytes["exchange"] for _, _, side in handles] == [4 * size, size, 0]
     assert [side.traffic.exchanged.values_received for _, _, side in handles] == [0, 3 * size, 2 * size]
