@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 from partc.compiler.commands.results.machines import Check
@@ -24,6 +23,7 @@ from partc.runtime.engines.engine import find_engine, rank_environment, start_co
 from partc.runtime.engines.host_check import gpu_lacks
 from partc.runtime.engines.machines import Machines
 from partc.runtime.errors import PartcError
+from partc.runtime.execution.gpus import has_nccl
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_BYTES = 64 * 2**20  # what a container has by itself: two ranks start, eight may not
@@ -134,8 +134,7 @@ def _gpus(name: str) -> Check:
     names = ", ".join(gpu.name or "a GPU" for gpu in gpus)
     if lacks:
         return Check(name, "failed", f"{names}; {lacks[0].what}", lacks[0].fix)
-    has_nccl = find_spec("nccl") is not None
-    among = "by NCCL" if has_nccl else "through host memory: pip install 'partc[gpu]' brings NCCL"
+    among = "by NCCL" if has_nccl() else "through host memory: pip install 'partc[gpu]' brings NCCL"
     return Check(name, "ok", f"{names}, with onnxruntime's CUDA provider; they communicate {among}")
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from partc.runtime.log import log
+
 
 @cache
 def load_cuda() -> str:
@@ -34,3 +36,13 @@ def count_gpus() -> int:
         return int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError:  # there is none, or no driver
         return 0
+
+
+def has_nccl() -> bool:
+    """Tell whether NCCL's Python bindings load; the log says why not."""
+    try:
+        import nccl.core  # noqa: F401
+    except ImportError as error:
+        log.info("GPUs communicate through host memory: %s; pip install 'partc[gpu]' brings NCCL", error)
+        return False
+    return True

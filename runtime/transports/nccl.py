@@ -24,6 +24,7 @@ from mpi4py import MPI
 
 from partc.runtime.execution.arrays import Array, DeviceArrays
 from partc.runtime.execution.device import ExecutionDevice
+from partc.runtime.execution.gpus import has_nccl
 from partc.runtime.log import log
 from partc.runtime.plan.moves import Index
 from partc.runtime.plan.program import Plan, Start
@@ -72,14 +73,10 @@ def _gpus_of(device: ExecutionDevice, world: MPI.Intracomm) -> list[bytes]:
 
 
 def _name_of_gpu(device: ExecutionDevice) -> bytes:
-    if device.kind == "cpu":
+    if device.kind == "cpu" or not has_nccl():
         return _NOBODY
-    try:
-        import cupy
-        import nccl.core  # noqa: F401
-    except ImportError as error:
-        log.info("GPUs communicate through host memory: %s (pip install 'partc[gpu]')", error)
-        return _NOBODY
+    import cupy
+
     bus = cupy.cuda.runtime.deviceGetPCIBusId(device.index)
     host = os.environ.get("NCCL_HOSTID") or platform.node()  # as NCCL tells hosts apart
     return hashlib.sha256(f"{host} {bus}".encode()).digest()
