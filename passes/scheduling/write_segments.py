@@ -17,7 +17,7 @@ from partc.passes.cpu_kernels.divide_once import divide_once
 from partc.passes.cpu_kernels.halve_by_quotient import halve_by_quotient
 from partc.passes.cpu_kernels.transpose_products import transpose_products
 from partc.passes.cpu_kernels.winograd import choose_bodies
-from partc.passes.gpu_kernels import rewrite_for_gpu
+from partc.passes.gpu_kernels.rewrite_for_gpu import rewrite_for_gpu
 from partc.passes.graph.infer_shapes import infer_shapes
 from partc.passes.graph.training_graph import IR_VERSION
 from partc.passes.lowering.lowered_graph import is_communication

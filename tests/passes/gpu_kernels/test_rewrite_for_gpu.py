@@ -14,7 +14,8 @@ from partc.compiler.differentiation.updates.optimizers import Adagrad, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.verification.verify import launch_in_process, verify
 from partc.models.catalogue import build_model
-from partc.passes.gpu_kernels import rewrite_for_gpu, sum_rows_in_order
+from partc.passes.gpu_kernels.ordered_sums import sum_rows_in_order
+from partc.passes.gpu_kernels.rewrite_for_gpu import rewrite_for_gpu
 from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from tests.builders.plans.compiled_steps import compile_step, random_batches
 
@@ -141,3 +142,35 @@ def test_many_tensors_are_joined_in_turns(count: int, concats: int) -> None:
     np.testing.assert_array_equal(joined, np.tile(np.arange(count, dtype=np.float32), (2, 1)))
     assert len(after.graph.node) == concats
     assert max(len(node.input) for node in after.graph.node) <= 32
+
+
+NAMED = """
+<ir_version: 10, opset_import: ["" : 21]>
+named (float[4,3,5] x, float[2,6,4096] y, float[2,4096,5] z, bool c)
+    => (float[3] total, float[6,5] of_one, float[2,6,5] kept) {
+    axes = Constant <value_ints = [0, 2]> ()
+    first = Constant <value_ints = [0]> ()
+    "integers/2" = Neg (x)
+    "total/last" = Abs ("integers/2")
+    total = ReduceSum <keepdims = 0> ("total/last", axes)
+    by_one = MatMul (y, z)
+    of_one = ReduceSum <keepdims = 0> (by_one, first)
+    kept = If (c) <then_branch = t () => (float[2,6,5] same) { same = Identity (by_one) },
+                   else_branch = e () => (float[2,6,5] less) { less = Neg (by_one) }>
+}
+"""
+
+
+def test_names_of_the_model_and_what_bodies_read_are_left_alone() -> None:
+    before = onnx.parser.parse_model(NAMED)
+    random = np.random.default_rng(0)
+    shapes = {"x": (4, 3, 5), "y": (2, 6, 4096), "z": (2, 4096, 5)}
+    feeds = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    feeds |= {"c": np.array(True)}
+    expected = ort.InferenceSession(before.SerializeToString()).run(None, feeds)
+
+    after, _ = rewrite_for_gpu(before)
+
+    actual = ort.InferenceSession(after.SerializeToString()).run(None, feeds)
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)

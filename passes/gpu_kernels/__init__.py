@@ -1,0 +1,1 @@
+"""Rewritings of segments for ONNX Runtime's CUDA provider."""
