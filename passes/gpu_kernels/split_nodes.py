@@ -93,10 +93,10 @@ class _ProductSplitter:
             return [], self._in_parts[image, m, parts]
         make, integers = self._segment.node, self._segment.integers
         cut = make("Reshape", [name, integers(b, m, parts, k // parts)], f"{name}/cut")
-        turned = make("Transpose", cut.output, f"{name}/turned", perm=[0, 2, 1, 3])
-        flat = make("Reshape", [turned.output[0], integers(b * parts, m, k // parts)], f"{name}/parts")
+        transposed = make("Transpose", cut.output, f"{name}/transposed", perm=[0, 2, 1, 3])
+        flat = make("Reshape", [transposed.output[0], integers(b * parts, m, k // parts)], f"{name}/parts")
         self._in_parts[image, m, parts] = flat.output[0]
-        return [cut, turned, flat], flat.output[0]
+        return [cut, transposed, flat], flat.output[0]
 
 
 def _parts(length: int, tiles: int) -> int:

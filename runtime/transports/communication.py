@@ -36,7 +36,7 @@ _READS_COUNTS = frozenset({"scatter_rows", "all_to_all_rows"})
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One value of a dense kind. DeviceArrays are contiguous, and lie where the member computes."""
+    """One value of a dense kind. Arrays are contiguous, and lie where the member computes."""
 
     source: Array
     target: Array

@@ -54,14 +54,14 @@ def transport_among(
     if device.kind == "cpu":
         return mpi
     staging = HostStaging(mpi, device.arrays)
-    joined = {members for groups in plan.groups.values() for members in groups if _can_join(members, gpus)}
+    reachable = {members for groups in plan.groups.values() for members in groups if _can_join(members, gpus)}
     channels = {
         (group, pair): _connect(pair or group, world, number)
-        for number, (group, pair) in enumerate(channel_keys(plan, joined))
+        for number, (group, pair) in enumerate(channel_keys(plan, reachable))
         if world.rank in (pair or group)
     }
     log.debug("NCCL connects rank %d in %s", world.rank, sorted(channels) or "no group")
-    return NCCLTransport(channels, joined, device.arrays, staging, mpi.traffic)
+    return NCCLTransport(channels, reachable, device.arrays, staging, mpi.traffic)
 
 
 def _gpus_of(device: ExecutionDevice, world: MPI.Intracomm) -> list[bytes]:
@@ -99,10 +99,10 @@ def _can_join(members: Members, gpus: Sequence[bytes]) -> bool:
     return len(members) > 1 and _NOBODY not in names and len(set(names)) == len(names)
 
 
-def channel_keys(plan: Plan, joined: Container[Members]) -> list[ChannelKey]:
+def channel_keys(plan: Plan, reachable: Container[Members]) -> list[ChannelKey]:
     """Return the channels that a plan's communications take, in the order in which ranks open them."""
     starts = (each for each in plan.instructions if isinstance(each, Start))
-    return sorted({key for start in starts for key in _keys(plan, start) if key[0] in joined})
+    return sorted({key for start in starts for key in _keys(plan, start) if key[0] in reachable})
 
 
 def _keys(plan: Plan, start: Start) -> Iterator[ChannelKey]:
@@ -151,13 +151,13 @@ class NCCLTransport:
     def __init__(
         self,
         channels: Mapping[ChannelKey, NCCLChannel],
-        joined: Container[Members],
+        reachable: Container[Members],
         arrays: DeviceArrays,
         staging: HostStaging,
         traffic: Traffic,
     ) -> None:
         self._channels = channels
-        self._joined = joined
+        self._reachable = reachable
         self._arrays = arrays
         self._staging = staging
         self._traffic = traffic
@@ -180,7 +180,7 @@ class NCCLTransport:
     def _reaches(self, part: Part) -> bool:
         """Tell whether NCCL carries a communication: all members find the same."""
         kind = part.start.kind
-        if kind in ROW_KINDS or is_rounded(part) or part.members not in self._joined:
+        if kind in ROW_KINDS or is_rounded(part) or part.members not in self._reachable:
             return False
         return kind not in _REDUCING or all(dense.source.dtype.name in SUMMED for dense in part.dense)
 

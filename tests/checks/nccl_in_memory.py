@@ -95,10 +95,10 @@ class Side:
         return ask
 
 
-def open_channels(plan: Plan, joined: Iterable[Members]) -> list[dict[ChannelKey, NCCLChannel]]:
+def open_channels(plan: Plan, reachable: Iterable[Members]) -> list[dict[ChannelKey, NCCLChannel]]:
     """Return each rank's channels."""
     channels: list[dict[ChannelKey, NCCLChannel]] = [{} for _ in plan.ranks]
-    for group, pair in channel_keys(plan, set(joined)):
+    for group, pair in channel_keys(plan, set(reachable)):
         shared = Communicator(len(pair or group))
         for member, rank in enumerate(pair or group):
             channels[rank][group, pair] = NCCLChannel(Side(shared, member), Stream())
