@@ -28,7 +28,7 @@ def step(optimizer: SGD | Adagrad, **options: object) -> onnx.ModelProto:
     ("strategy", "batch"),
     [
         ("hybrid", "per-replica"),
-        ("auto", "global"),
+        pytest.param("auto", "global", marks=pytest.mark.long),
         pytest.param("hybrid", "global", marks=pytest.mark.long),
         pytest.param("auto", "per-replica", marks=pytest.mark.long),
     ],

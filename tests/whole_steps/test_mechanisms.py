@@ -48,7 +48,7 @@ def check(name: str, cluster: str, strategy: str, batch: str, without: Collectio
 CASES = list(product(SERVED, CLUSTERS, ("ps", "hybrid"), ("per-replica", "global"), SUBSETS))
 
 
-@pytest.mark.parametrize(("name", "cluster", "strategy", "batch", "without"), CASES[::31])
+@pytest.mark.parametrize(("name", "cluster", "strategy", "batch", "without"), CASES[::71])
 def test_switched_off_or_not_the_result_is_one_device_s(
     name: str, cluster: str, strategy: str, batch: str, without: Collection[str], tmp_path: Path
 ) -> None:

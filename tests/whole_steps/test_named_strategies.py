@@ -27,7 +27,7 @@ def check(name: str, cluster: str, strategy: str, batch: str, folder: Path) -> N
     assert_trains_as_one_device(compiled, batches)
 
 
-@pytest.mark.parametrize(("name", "where", "batch"), CASES[::7])
+@pytest.mark.parametrize(("name", "where", "batch"), CASES[::9])
 def test_a_model_is_trained_as_on_one_device(
     name: str, where: tuple[str, str], batch: str, tmp_path: Path
 ) -> None:

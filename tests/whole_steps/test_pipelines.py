@@ -196,9 +196,9 @@ def test_a_stage_sums_gradients_over_replicas_while_others_go_on(tmp_path: Path)
 @pytest.mark.parametrize(
     ("cluster", "strategy", "batch"),
     [
-        ("1x2", "fsdp=2", "global"),
+        pytest.param("1x2", "fsdp=2", "global", marks=pytest.mark.long),
         ("2x2", "fsdp=2,tensor=2", "global"),
-        ("2x2", "fsdp=2,pipeline=2", "global"),
+        pytest.param("2x2", "fsdp=2,pipeline=2", "global", marks=pytest.mark.long),
         ("2x2", "fsdp=2,pipeline=2", "per-replica"),
     ],
 )

@@ -32,6 +32,7 @@ from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.transports.exchanged import Exchanged
 from tests.builders.graphs.small_steps import training_of
 from tests.builders.plans.compiled_steps import compile_step, random_batches
+from tests.sampling import sampled
 
 ROWS, WIDTH = 8_000, 4
 W = ROWS * WIDTH * 8
@@ -129,7 +130,7 @@ SPARSE = (("all_gather", None), ("servers", EVENLY), ("servers", ONE))
 CASES = [(*way, hosts, alpha) for way, hosts, alpha in product(SPARSE, HOSTS, ALPHAS)]
 
 
-@pytest.mark.parametrize(("method", "servers", "hosts", "alpha"), CASES)
+@pytest.mark.parametrize(("method", "servers", "hosts", "alpha"), sampled(CASES, range(0, len(CASES), 5)))
 def test_a_sparse_parameter(
     method: Method, servers: str | None, hosts: int, alpha: float, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.checks.command_line import CLUSTER, refused
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
 
@@ -84,18 +85,22 @@ def test_a_wrong_command_is_refused(folder: Path, command: str, what: str, fix: 
     refused(*command.split(), what=what, fix=fix)
 
 
-@pytest.mark.parametrize("command", ["verify out --steps 1", "run out --steps 1"])
+WRONG_DATA = (
+    ("nope", "'nope' is of no known form", "synthetic or MODULE:FUNC"),
+    ("nowhere.npz", "no such file", "numpy.savez"),
+    ("folder", "a folder without data", ".npz, .npy or .parquet"),
+    ("text.npz", "not an .npz file", "numpy.savez"),
+    ("nomodule:f", "No module named 'nomodule'", "a function without arguments"),
+    ("os:nofunction", "no attribute 'nofunction'", "a function without arguments"),
+    ("os:getcwd", "gives str objects, not batches", "a dict of input name -> array"),
+)
+OPENING = ("verify out --steps 1", "run out --steps 1")
+
+
+# A run starts daemons, which open the data by the same code: a file and a function are enough.
 @pytest.mark.parametrize(
-    ("data", "what", "fix"),
-    [
-        ("nope", "'nope' is of no known form", "synthetic or MODULE:FUNC"),
-        ("nowhere.npz", "no such file", "numpy.savez"),
-        ("folder", "a folder without data", ".npz, .npy or .parquet"),
-        ("text.npz", "not an .npz file", "numpy.savez"),
-        ("nomodule:f", "No module named 'nomodule'", "a function without arguments"),
-        ("os:nofunction", "no attribute 'nofunction'", "a function without arguments"),
-        ("os:getcwd", "gives str objects, not batches", "a dict of input name -> array"),
-    ],
+    ("command", "data", "what", "fix"),
+    sampled([(command, *wrong) for command in OPENING for wrong in WRONG_DATA], (*range(7), 10, 13)),
 )
 def test_wrong_data_is_refused(folder: Path, command: str, data: str, what: str, fix: str) -> None:
     refused(*command.split(), "--data", data, what=what, fix=fix)

@@ -153,8 +153,11 @@ def lowered(case: Case) -> onnx.ModelProto:
     return model
 
 
-def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+def opened(model: onnx.ModelProto) -> ort.InferenceSession:
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def run(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     names = [output.name for output in session.get_outputs()]
     used = {entry.name for entry in session.get_inputs()}
     return dict(zip(names, session.run(None, {k: v for k, v in feeds.items() if k in used}), strict=True))
@@ -169,7 +172,8 @@ def test_a_gradient_op_is_what_differences_say(case: Case) -> None:
     feeds = {name: value * rng.choice([-1, 1], value.shape).astype(dtype) for name, value in feeds.items()}
     dy = rng.normal(size=case.y).astype(dtype)
 
-    found = run(model, {**feeds, "dy": dy})
+    session = opened(model)
+    found = run(session, {**feeds, "dy": dy})
 
     assert all(node.domain != "com.microsoft" for node in model.graph.node)
     assert len(found) > 1
@@ -180,7 +184,7 @@ def test_a_gradient_op_is_what_differences_say(case: Case) -> None:
             for sign in (1, -1):
                 moved = feeds[name].copy()
                 moved[place] += sign * case.step
-                ends.append(run(model, {**feeds, name: moved, "dy": dy})["y"])
+                ends.append(run(session, {**feeds, name: moved, "dy": dy})["y"])
             expected[place] = ((ends[0] - ends[1]) * dy).sum() / (2 * case.step)
         tolerance = 1e-7 if case.dtype == "double" else 1e-3
         np.testing.assert_allclose(found[f"d{name}"], expected, rtol=tolerance, atol=tolerance, err_msg=name)

@@ -27,6 +27,7 @@ from tests.builders.graphs.attention_block import attention_step
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
 from tests.builders.plans.small_devices import small_devices
 from tests.checks.command_line import done
+from tests.sampling import sampled
 
 GLOBAL = Options(batch="global")
 QUICK, SLOW = 4e10, 1e10  # flops a second
@@ -65,8 +66,8 @@ def devices_of(compilation: Compilation) -> tuple[str, ...]:
     ("name", "batch"),
     [
         ("workers=1", "global"),
-        ("workers=3", "global"),
-        ("workers=4", "global"),
+        pytest.param("workers=3", "global", marks=pytest.mark.long),
+        pytest.param("workers=4", "global", marks=pytest.mark.long),
         ("workers=2,microbatches=2", "global"),
         ("workers=3", "per-replica"),
     ],
@@ -161,9 +162,7 @@ def test_auto_takes_more_workers_where_one_has_no_memory_for_the_batch(tmp_path:
     assert bound.timeline.step_s > free.timeline.step_s
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 9, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(10, 40))]
-)
+@pytest.mark.parametrize("seed", sampled([9, 0, *range(10, 40)], range(1)))
 def test_auto_finds_what_exhaustion_finds_but_for_mixes(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     sizes = [int(size) for size in 2 ** rng.integers(2, 10, size=int(rng.integers(2, 5)))]

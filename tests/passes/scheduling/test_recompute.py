@@ -77,11 +77,11 @@ OWN_DEVICES = Strategy(
 
 CASES = [
     ("1x1", "auto", "per-replica", 0.8),
-    ("1x1", "auto", "global", 0.8),
-    ("1x2", "allreduce", "per-replica", 0.8),
+    pytest.param("1x1", "auto", "global", 0.8, marks=pytest.mark.long),
+    pytest.param("1x2", "allreduce", "per-replica", 0.8, marks=pytest.mark.long),
     ("2x2", "ps", "global", 0.97),
     ("2x2s", "hybrid", "per-replica", 0.8),
-    ("1x1", "microbatches=4", "global", 0.8),
+    pytest.param("1x1", "microbatches=4", "global", 0.8, marks=pytest.mark.long),
     ("1x2", "pipeline=2,microbatches=4", "per-replica", 0.8),
     ("2x2", "pipeline=2,fsdp=2", "global", 0.7),
     ("2x2", OWN_DEVICES, "global", 0.9),
