@@ -10,6 +10,7 @@ from partc.compiler.commands.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CLUSTER = str(EXAMPLES / "cluster-2x2.json")
+PAIR = str(Path(__file__).with_name("cluster-2x1.json"))  # whose two ranks start in half the time
 MLP = ("--set", "sizes=6,8,3", "--set", "batch=4")
 
 

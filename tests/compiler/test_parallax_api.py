@@ -20,9 +20,9 @@ from partc.compiler.graph_runner import Training
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.plan.plan_folder import read_plan_folder
-from tests.checks.command_line import CLUSTER, EXAMPLES, refused
+from tests.checks.command_line import EXAMPLES, PAIR, refused
 
-REPLICAS = 4
+REPLICAS = 2
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_the_manual_s_run_function_feeds_a_list_per_replica_and_fetches_one(
         seen["variables"] = session.variables()
         seen["place"] = (num_workers, worker_id, replicas)
 
-    partc.parallel_run(train, run, CLUSTER, partc.ParallaxConfig(out=tmp_path / "out"))
+    partc.parallel_run(train, run, PAIR, partc.ParallaxConfig(out=tmp_path / "out"))
 
     assert seen["place"] == (1, 0, REPLICAS)
     np.testing.assert_allclose(seen["loss"], seen["alone"], rtol=1e-9)
@@ -114,7 +114,7 @@ def test_every_replica_reads_a_shard_of_its_own(
     given = {"batches": batches(), "function": read_shard, "by name": "reader_b:read_shard"}[way]
     config = partc.ParallaxConfig(out=tmp_path / "out")
 
-    with partc.get_runner(train, CLUSTER, config, data=partc.shard(given)) as runner:
+    with partc.get_runner(train, PAIR, config, data=partc.shard(given)) as runner:
         for _ in range(3):
             runner.run("loss")
         variables = runner.variables()
@@ -127,7 +127,7 @@ def test_partc_run_reads_shards_and_verify_joins_them(
 ) -> None:
     (tmp_path / "reader_v.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    plan = partc.compile(train, CLUSTER, tmp_path / "out")
+    plan = partc.compile(train, PAIR, tmp_path / "out")
 
     result = partc.Runner(plan).train("reader_v:read_shard", 3)
 
@@ -139,7 +139,7 @@ def test_sums_and_fetched_gradients(train: onnx.ModelProto, tmp_path: Path) -> N
     name = "layer0.weight"
     config = partc.ParallaxConfig(average_dense=False, fetch_gradients=(name,), out=tmp_path / "out")
 
-    with partc.get_runner(train, CLUSTER, config, data=partc.shard(batches())) as runner:
+    with partc.get_runner(train, PAIR, config, data=partc.shard(batches())) as runner:
         runner.run("loss")
         before = runner.variables()[name]
         gradients = runner.run(f"{name}.aggregated")
@@ -153,7 +153,7 @@ def test_sums_and_fetched_gradients(train: onnx.ModelProto, tmp_path: Path) -> N
 def test_asynchronous_replicas_train_a_number_of_steps_each(train: onnx.ModelProto, tmp_path: Path) -> None:
     config = partc.ParallaxConfig(sync=False, out=tmp_path / "out")
 
-    with partc.get_runner(train, CLUSTER, config, data=partc.shard(batches())) as runner:
+    with partc.get_runner(train, PAIR, config, data=partc.shard(batches())) as runner:
         with pytest.raises(BadUsage, match="call train"):
             runner.run("loss")
         runner.train(2)
@@ -174,9 +174,9 @@ def test_partitions_are_searched_from_the_fewest_or_not_at_all() -> None:
 def test_data_that_ends_says_after_how_many_steps(train: onnx.ModelProto) -> None:
     few = partc.shard(list(islice(batches(), REPLICAS + 1)))
 
-    with partc.get_runner(train, CLUSTER, data=few) as runner:
+    with partc.get_runner(train, PAIR, data=few) as runner:
         runner.run("loss")
-        with pytest.raises(BadData, match="ends after 1 steps of 4 replicas"):
+        with pytest.raises(BadData, match=f"ends after 1 steps of {REPLICAS} replicas"):
             runner.run("loss")
         with pytest.raises(BadUsage, match="give get_runner no data"):
             runner.run("loss", {"x": []})
@@ -191,7 +191,7 @@ def test_a_training_is_saved_profiled_and_goes_on_where_it_was(
 
     profile = partc.ProfileConfig(tmp_path / "profile", profile_range=(2, 3), profile_worker=1)
     first = config(profile=profile, redirect_path=tmp_path / "logs")
-    with partc.get_runner(train, CLUSTER, first, data=partc.shard(batches())) as runner:
+    with partc.get_runner(train, PAIR, first, data=partc.shard(batches())) as runner:
         runner.train(3)
         for bad in (None, 7, ["loss", None], {"loss": 1}):
             with pytest.raises(BadUsage, match="fetches"):
@@ -206,12 +206,12 @@ def test_a_training_is_saved_profiled_and_goes_on_where_it_was(
     ]
     events = json.loads((tmp_path / "profile/trace.json").read_bytes())["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert names == {"rank 1 host0/cpu1: predicted", "rank 1 host0/cpu1: measured"}
+    assert names == {"rank 1 host1/cpu0: predicted", "rank 1 host1/cpu0: measured"}
     assert {event["name"] for event in events if event["name"].startswith("step ")} == {"step 2", "step 3"}
     files = {path.name for path in (tmp_path / "logs").iterdir()}
     assert {f"rank-{rank}.log" for rank in range(REPLICAS)} <= files
 
-    with partc.get_runner(train, CLUSTER, config(), data=partc.shard(batches())) as runner:
+    with partc.get_runner(train, PAIR, config(), data=partc.shard(batches())) as runner:
         assert runner.steps == 3
         runner.train(1)
         variables = runner.variables()
@@ -220,11 +220,14 @@ def test_a_training_is_saved_profiled_and_goes_on_where_it_was(
 
 
 def test_feeds_of_a_wrong_kind_are_refused(train: onnx.ModelProto) -> None:
-    with partc.get_runner(train, CLUSTER) as runner:
+    with partc.get_runner(train, PAIR) as runner:
         for feeds, what in (
             ([1, 2], "list, where names of data inputs"),
-            ({"x": np.zeros((4, 6))}, "ndarray for 4 replicas"),
-            ({"x": [np.full((4, 6), "a")] * 4, "labels": [np.zeros(4, np.int64)] * 4}, "replica 0"),
+            ({"x": np.zeros((4, 6))}, f"ndarray for {REPLICAS} replicas"),
+            (
+                {"x": [np.full((4, 6), "a")] * REPLICAS, "labels": [np.zeros(4, np.int64)] * REPLICAS},
+                "replica 0",
+            ),
             ({3: []}, "data for '3', which is no input"),
         ):
             with pytest.raises(BadData, match=what):
@@ -242,12 +245,12 @@ def test_asynchronous_training_is_saved_and_goes_on(train: onnx.ModelProto, tmp_
             sync=False, out=out, force=True, checkpoints=checkpoints, redirect_path=logs
         )
 
-    with partc.get_runner(train, CLUSTER, config(), data=partc.shard(batches())) as runner:
+    with partc.get_runner(train, PAIR, config(), data=partc.shard(batches())) as runner:
         runner.train(2)
         first = runner.variables()
         runner.train(2)
-    assert {"worker-0.log", "worker-3.log"} <= {path.name for path in (tmp_path / "logs").iterdir()}
-    with partc.get_runner(train, CLUSTER, config(), data=partc.shard(batches())) as runner:
+    assert {"worker-0.log", "worker-1.log"} <= {path.name for path in (tmp_path / "logs").iterdir()}
+    with partc.get_runner(train, PAIR, config(), data=partc.shard(batches())) as runner:
         assert runner.steps == 4
         runner.train(1)
         assert runner.steps == 5

@@ -49,7 +49,7 @@ def alone(batches: list[dict[str, np.ndarray]], tmp_path_factory: pytest.TempPat
     ("cluster", "strategy"),
     [
         ("2x1", "hybrid"),
-        ("2x2", "data=2,tensor=2"),
+        pytest.param("2x2", "data=2,tensor=2", marks=pytest.mark.long),
         pytest.param("2x2", "hybrid", marks=pytest.mark.long),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from partc.cost.strategy import read_strategy
 from partc.runtime.plan.plan_folder import read_plan_folder
-from tests.checks.command_line import CLUSTER, EXAMPLES, done
+from tests.checks.command_line import EXAMPLES, PAIR, done
 
 TABLES = {"embedding", "softmax.weight"}
 UPDATE = ("--loss", "loss", "--optimizer", "adagrad", "--lr", "0.2", "--clip-global-norm", "10")
@@ -63,7 +63,7 @@ def test_a_small_one_trains_on_daemons_with_hybrid_communication(tmp_path: Path,
     options = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
     done("model", "lm", *options, "-o", forward)
     done("grad", forward, *UPDATE, "-o", train)
-    done("compile", train, "-c", CLUSTER, "--strategy", "hybrid", "--batch", batch, "-o", out)
+    done("compile", train, "-c", PAIR, "--strategy", "hybrid", "--batch", batch, "-o", out)
     methods = {name: c.method for name, c in read_strategy(out / "strategy.json").parameters.items()}
     assert {name for name, method in methods.items() if method == "servers"} >= TABLES
     assert methods["lstm.input_weight"] == "all_reduce"

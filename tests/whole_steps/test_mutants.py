@@ -54,7 +54,7 @@ PLANS = {
     "Adam, tables": ("foreign adam", "2x2", "auto", "per-replica"),
     "dropout": ("", "1x2", "allreduce", "per-replica"),
 }
-SAMPLED = 16
+SAMPLED = 10
 ALL = 320
 
 Fate = Literal["refused", "far", "near", "the same"]

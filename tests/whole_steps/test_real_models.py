@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.checks.command_line import CLUSTER, done
+from tests.checks.command_line import PAIR, done
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 LOSS = ("--loss", "softmax_cross_entropy", "--optimizer", "momentum", "--reinit")
@@ -34,7 +34,7 @@ def test_an_old_model_trains_on_four_ranks_as_on_one_device(
     train, out = tmp_path / "train.onnx", tmp_path / "out"
     done("grad", LIGHT / f"{name}.onnx", *LOSS, "--batch-size", batch, "-o", train)
     # A batch of one proves nothing of larger ones: the reading must be said.
-    shown = done("compile", train, "-c", CLUSTER, "--batch", "per-replica", "-o", out)
+    shown = done("compile", train, "-c", PAIR, "--batch", "per-replica", "-o", out)
     told = re.search(r"parameters: (.*)", shown)
     assert told and sum(map(int, re.findall(r"(\d+) by", told[1]))) == parameters
 
@@ -50,7 +50,7 @@ def test_a_batch_left_open_gets_its_size_when_compiled(tmp_path: Path) -> None:
     done("grad", LIGHT / "light_squeezenet.onnx", *LOSS, "--batch-size", "dynamic", "-o", train)
     assert "batch x 3 x 224 x 224" in done("inspect", train)
 
-    done("compile", train, "-c", CLUSTER, "--size", "batch=1", "-o", out)
+    done("compile", train, "-c", PAIR, "--size", "batch=1", "-o", out)
 
     assert json.loads((out / "plan.json").read_text())["sizes"] == {"batch": 1}
-    assert "verified: 4 ranks" in done("verify", out, "--steps", "1")
+    assert "verified: 2 ranks" in done("verify", out, "--steps", "1")

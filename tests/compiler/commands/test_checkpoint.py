@@ -8,14 +8,14 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from tests.checks.command_line import CLUSTER, done, make_mlp, partc, refused
+from tests.checks.command_line import PAIR, done, make_mlp, partc, refused
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny perceptron that was trained for 4 steps and saved after 2 and 4."""
     folder = make_mlp(tmp_path_factory.mktemp("saved"))
-    done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", folder / "out")
+    done("compile", folder / "train.onnx", "-c", PAIR, "-o", folder / "out")
     done("run", folder / "out", "--steps", 4, "--save-every", 2, "--seed", 5)
     return folder
 
@@ -41,7 +41,7 @@ def test_checkpoints_are_listed_verified_and_exported(folder: Path) -> None:
 
 
 def test_a_run_goes_on_in_another_plan(folder: Path) -> None:
-    done("compile", folder / "train.onnx", "-c", CLUSTER, "--strategy", "ps", "-o", folder / "other")
+    done("compile", folder / "train.onnx", "-c", PAIR, "--strategy", "ps", "-o", folder / "other")
     kept = folder / "out" / "checkpoints"
 
     told = done("run", folder / "other", "--steps", 6, "--resume", "--checkpoints", kept)
@@ -53,7 +53,7 @@ def test_a_run_goes_on_in_another_plan(folder: Path) -> None:
 
 def test_compiling_again_leaves_checkpoints(folder: Path) -> None:
     before = sorted((folder / "out" / "checkpoints").iterdir())
-    done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", folder / "out", "--force")
+    done("compile", folder / "train.onnx", "-c", PAIR, "-o", folder / "out", "--force")
 
     assert sorted((folder / "out" / "checkpoints").iterdir()) == before
 

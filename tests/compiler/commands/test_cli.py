@@ -18,14 +18,14 @@ from safetensors.numpy import load_file
 from partc.compiler.commands.cli import COMMANDS, app_for, main
 from partc.compiler.verification.ranks import Ranks, launch_in_process
 from partc.compiler.verification.verify import verify
-from tests.checks.command_line import CLUSTER, EXAMPLES, MLP, done, hashes_of, make_mlp, partc, refused
+from tests.checks.command_line import EXAMPLES, MLP, PAIR, done, hashes_of, make_mlp, partc, refused
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny perceptron, compiled into out/. Tests leave it as it is."""
     folder = make_mlp(tmp_path_factory.mktemp("cli"))
-    done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", folder / "out")
+    done("compile", folder / "train.onnx", "-c", PAIR, "-o", folder / "out")
     return folder
 
 
@@ -117,7 +117,7 @@ def test_inspect_shows_variables_inputs_and_work(folder: Path) -> None:
 def test_inspect_reads_the_graph_of_a_plan_and_names_it_where_the_folder_is_given(
     folder: Path, tmp_path: Path
 ) -> None:
-    done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "out")
+    done("compile", folder / "train.onnx", "-c", PAIR, "-o", tmp_path / "out")
 
     shown = done("inspect", tmp_path / "out" / "train.onnx", "--groups")
 
@@ -135,12 +135,12 @@ def test_inspect_lists_operator_groups_on_lines_that_nothing_folds(folder: Path)
 
 
 def test_compile_says_what_it_decided_and_where_the_report_is(folder: Path, tmp_path: Path) -> None:
-    shown = done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "out")
+    shown = done("compile", folder / "train.onnx", "-c", PAIR, "-o", tmp_path / "out")
 
     lines = shown.splitlines()
     assert lines[0] == "parameters: 4 by all_reduce"
     assert lines[1:3] == ["data input x: samples on axis 0", "data input labels: samples on axis 0"]
-    assert re.fullmatch(r"4 ranks, [\d.]+ ms/step predicted -> .*out", lines[3])
+    assert re.fullmatch(r"2 ranks, [\d.]+ ms/step predicted -> .*out", lines[3])
     assert lines[4].startswith(f"report: {tmp_path / 'out' / 'report.html'}")
     assert hashes_of(tmp_path / "out") == hashes_of(folder / "out")
 
@@ -151,11 +151,11 @@ def test_compile_takes_every_strategy_and_its_own_file_back(
     folder: Path, tmp_path: Path, strategy: str, batch: str
 ) -> None:
     train = folder / "train.onnx"
-    options = ("-c", CLUSTER, "--batch", batch)
+    options = ("-c", PAIR, "--batch", batch)
     done("compile", train, *options, "--strategy", strategy, "-o", tmp_path / "out")
     file = tmp_path / "out" / "strategy.json"
 
-    done("compile", train, "-c", CLUSTER, "--strategy", file, "-o", tmp_path / "again")
+    done("compile", train, "-c", PAIR, "--strategy", file, "-o", tmp_path / "again")
 
     assert (tmp_path / "again" / "strategy.json").read_bytes() == file.read_bytes()
     segments = "segments"
@@ -169,7 +169,7 @@ def test_compile_takes_the_resource_file_of_the_manual(folder: Path, tmp_path: P
 
 
 def test_compiling_again_replaces_the_plan_and_leaves_nothing_beside_it(folder: Path, tmp_path: Path) -> None:
-    compile_into = ("compile", folder / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "out")
+    compile_into = ("compile", folder / "train.onnx", "-c", PAIR, "-o", tmp_path / "out")
     done(*compile_into)
     done(*compile_into, "--strategy", "ps")
 
@@ -179,7 +179,7 @@ def test_compiling_again_replaces_the_plan_and_leaves_nothing_beside_it(folder: 
 
 def test_run_trains_and_saves_twice_and_verify_leaves_that_alone(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done("compile", folder / "train.onnx", "-c", CLUSTER, "-o", out)
+    done("compile", folder / "train.onnx", "-c", PAIR, "-o", out)
     before = hashes_of(out)
 
     shown = done("run", out, "--data", "synthetic", "--steps", "3")
@@ -199,7 +199,7 @@ def test_run_trains_and_saves_twice_and_verify_leaves_that_alone(folder: Path, t
     shown = done("verify", out, "--steps", "2", "--seed", "7")
 
     assert re.search(
-        r"^verified: 4 ranks against one device, 2 steps, per-replica batch", shown, re.MULTILINE
+        r"^verified: 2 ranks against one device, 2 steps, per-replica batch", shown, re.MULTILINE
     )
     assert hashes_of(out) == after | {"run.log": hashes_of(out)["run.log"]}
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
@@ -219,7 +219,7 @@ def test_verify_reports_what_differs_with_exit_code_1(folder: Path, monkeypatch:
     answer = partc("verify", folder / "out", "--steps", "1")
 
     assert (answer.code, answer.error) == (1, "")
-    assert "NOT EQUAL: 4 ranks against one device" in answer.out
+    assert "NOT EQUAL: 2 ranks against one device" in answer.out
     assert "1 of 4 variables differ (layer1.bias), first in step 1" in answer.out
 
 
@@ -233,7 +233,7 @@ def test_a_plan_learns_from_a_file_and_from_a_function(
     Path("own_data.py").write_text(
         "import itertools\nimport numpy as np\n\n\ndef batches():\n"
         "    arrays = np.load('data.npz')\n"
-        "    return itertools.repeat({'x': arrays['x'][:16], 'labels': arrays['labels'][:16]})\n"
+        "    return itertools.repeat({'x': arrays['x'][:8], 'labels': arrays['labels'][:8]})\n"
     )
     for data in ("data.npz", "own_data:batches"):
         assert "verified: " in done("verify", out, "--steps", "2", "--data", data)

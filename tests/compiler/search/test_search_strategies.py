@@ -32,6 +32,7 @@ from tests.builders.plans.compiled_steps import cluster_of, random_batches
 from tests.builders.plans.small_devices import small_devices
 from tests.checks.command_line import done, partc
 from tests.compiler.search.pipelines.test_step_pipelines import uneven_mlp
+from tests.sampling import sampled
 
 FORWARD = """
 forward (double[8,96] x) => (double[8,4] logits) {
@@ -143,7 +144,7 @@ def test_what_a_sum_is_bounded_by_is_said_of_the_sum() -> None:
     assert "it is no step's" in remark
 
 
-@pytest.mark.parametrize("method", ["mcmc", "auto"])
+@pytest.mark.parametrize("method", ["mcmc", pytest.param("auto", marks=pytest.mark.long)])
 def test_equal_seeds_and_proposals_find_alike(method: SearchMethod) -> None:
     first = found_by(method)
     found_by.cache_clear()
@@ -159,7 +160,7 @@ def test_methods_without_a_choice_are_refused() -> None:
         search(wide_mlp(), cluster_of("1x2"), searching(1.0, "exhaustive", per_replica))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], range(2)))
 def test_signals_keep_the_best(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from partc.cost.strategy import Strategy
 from partc.passes.graph.training_graph import TrainingGraph
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.random_clusters import random_cluster, random_table_step
+from tests.sampling import sampled
 
 OTHERS = ("hybrid", "allreduce", "ps")
 
@@ -57,12 +58,12 @@ def check(make: Callable[[int], onnx.ModelProto], seed: int, folder: Path) -> No
         assert told in ([], [other.timeline.step_s])  # what the report says of a mode is its plan's time
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sampled(range(4), (2, 3)))
 def test_auto_is_never_simulated_slower_than_another_mode(seed: int, tmp_path: Path) -> None:
     check(random_table_step, seed, tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sampled(range(4), (0, 1)))
 def test_nor_is_it_for_any_graph(seed: int, tmp_path: Path) -> None:
     check(random_step, seed, tmp_path)
 

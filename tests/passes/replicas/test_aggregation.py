@@ -14,7 +14,7 @@ from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Aggregation
 from tests.builders.graphs.foreign_steps import parse, with_zeros
 from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
-from tests.checks.command_line import CLUSTER, done, make_mlp
+from tests.checks.command_line import PAIR, done, make_mlp
 from tests.whole_steps.test_distributed_numerics import imported
 
 SUMS = (Aggregation(False, True), Aggregation(True, False), Aggregation(False, False))
@@ -93,10 +93,10 @@ def test_one_batch_for_all_has_nothing_to_sum(tmp_path: Path) -> None:
 def test_the_command_line_sums_and_fetches_and_a_strategy_file_remembers(tmp_path: Path) -> None:
     folder = make_mlp(tmp_path)
     asked = ("--sum-dense", "--fetch-gradients", "layer0.weight,layer1.bias")
-    done("compile", folder / "train.onnx", "-c", CLUSTER, *asked, "-o", folder / "out")
+    done("compile", folder / "train.onnx", "-c", PAIR, *asked, "-o", folder / "out")
 
     again = ("--strategy", folder / "out" / "strategy.json", "-o", folder / "again")
-    done("compile", folder / "train.onnx", "-c", CLUSTER, *again)
+    done("compile", folder / "train.onnx", "-c", PAIR, *again)
 
     assert "dense ones summed" in (folder / "out" / "report.html").read_text()
     plan = read_plan_folder(folder / "again").plan

@@ -48,7 +48,7 @@ def test_updates_of_read_rows_alone_may_not(optimizer: Optimizer) -> None:
     assert not ignores_zero_rows(lm_step(optimizer), "embedding")
 
 
-@pytest.mark.parametrize("strategy", ["auto", "allreduce", "ps"])
+@pytest.mark.parametrize("strategy", [pytest.param("auto", marks=pytest.mark.long), "allreduce", "ps"])
 def test_a_lazy_update_trains_as_on_one_device(strategy: str, tmp_path: Path) -> None:
     compiled = compile_step(lm_step(Momentum(0.1, lazy=True)), tmp_path / "out", "2x2", strategy, "global")
 

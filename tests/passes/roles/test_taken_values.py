@@ -1,5 +1,6 @@
 """Labels and ids that the model cannot take, and samples that do not belong together, are refused."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from onnx.shape_inference import infer_shapes
 from partc.passes.roles.find_taken_values import find_taken_values
 from partc.runtime.plan.variables import TakenValues
 from tests.builders.graphs.foreign_steps import parse
-from tests.checks.command_line import CLUSTER, done, make_mlp, refused
+from tests.checks.command_line import PAIR, done, make_mlp, refused
+from tests.sampling import sampled
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, options in (("plain", ()), ("ignored", ("--ignore-index", "-100"))):
         (folder / name).mkdir()
         make_mlp(folder / name, *options)
-        done("compile", folder / name / "train.onnx", "-c", CLUSTER, "-o", folder / name / "out")
+        done("compile", folder / name / "train.onnx", "-c", PAIR, "-o", folder / name / "out")
     return folder
 
 
@@ -65,8 +67,10 @@ def data(path: Path, labels: np.ndarray, rows: int = 64) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["run", "verify"])
-@pytest.mark.parametrize("label", [-1, -100, 3, 1 << 40])
+# A run starts daemons, which read the data by the same code.
+@pytest.mark.parametrize(
+    ("label", "command"), sampled(product((-1, -100, 3, 1 << 40), ("verify", "run")), (0, 1, 2, 4, 6))
+)
 def test_a_label_out_of_range_is_refused(plans: Path, tmp_path: Path, command: str, label: int) -> None:
     labels = np.zeros(64, np.int64)
     labels[21] = label
@@ -75,7 +79,7 @@ def test_a_label_out_of_range_is_refused(plans: Path, tmp_path: Path, command: s
     refused(
         command, plans / "plain" / "out", "--steps", "1", "--data", path,
         what=f"value {label}, where the model takes 0 to 2",
-        at=f"{path}: data input 'labels', step 2, sample 21",
+        at=f"{path}: data input 'labels', step 3, sample 21",
         fix="--ignore-index",
     )  # fmt: skip
 

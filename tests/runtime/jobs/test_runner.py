@@ -24,6 +24,7 @@ from tests.builders.plans.row_plans import (
     table_batches,
     table_on_servers,
 )
+from tests.sampling import sampled
 
 Batches = list[dict[str, np.ndarray]]
 
@@ -42,7 +43,11 @@ PLANS: dict[str, tuple[Callable[[Path], Path], Batches]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+# Of merged plans and those that are not, each kind of exchange once.
+OFTEN = ("all-reduce", "reduce", "scatter, merged", "table", "rows, merged", "rows at once", "reductions")
+
+
+@pytest.mark.parametrize("name", sampled(PLANS, [place for place, name in enumerate(PLANS) if name in OFTEN]))
 def test_daemons_compute_what_one_process_computes(tmp_path: Path, name: str) -> None:
     make, batches = PLANS[name]
     folder = make(tmp_path / "out")

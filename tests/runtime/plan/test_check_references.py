@@ -15,7 +15,7 @@ from partc.runtime.plan.check_references import check_references
 from partc.runtime.plan.plan_folder import read_plan_folder, seal_plan_folder
 from partc.runtime.plan.plan_json import decode_plan, encode_plan
 from partc.runtime.plan.program import Plan
-from tests.checks.command_line import CLUSTER, done, make_mlp, partc, refused
+from tests.checks.command_line import PAIR, done, make_mlp, partc, refused
 
 Tree = dict[str, Any]  # plan.json
 
@@ -26,7 +26,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_mlp(tmp_path_factory.mktemp("plans"))
     for strategy in ("allreduce", "ps"):
         out = ("-o", folder / strategy)
-        done("compile", folder / "train.onnx", "-c", CLUSTER, "--strategy", strategy, *out)
+        done("compile", folder / "train.onnx", "-c", PAIR, "--strategy", strategy, *out)
     return folder
 
 

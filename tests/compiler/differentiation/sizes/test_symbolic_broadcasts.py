@@ -15,9 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from tests.checks.training_steps import EVERYTHING, session, train
+from tests.sampling import sampled
 
 Shape = tuple[int, ...]
 GRAPHS = 8  # of every kind of op, each run at RUNS sizes
+OFTEN = 4  # of them, but in make test-all
 RUNS = 3
 
 # Op -> the nodes that make y of the operands; C is a condition that broadcasts with them.
@@ -134,9 +136,10 @@ def drawn_case(op_type: str, seed: int) -> Case:
     )
 
 
+@pytest.mark.parametrize("seeds", sampled([range(OFTEN), range(OFTEN, GRAPHS)], range(1)), ids=str)
 @pytest.mark.parametrize("op_type", [*ELEMENTWISE, *PRODUCTS])
-def test_gradient_at_sizes_that_only_the_step_knows(op_type: str) -> None:
-    for seed in range(GRAPHS):
+def test_gradient_at_sizes_that_only_the_step_knows(op_type: str, seeds: range) -> None:
+    for seed in seeds:
         case = drawn_case(op_type, seed)
         model = case.model()
         trained = build_training_graph(model, loss="total", optimizer=SGD(lr=1.0), parameters=EVERYTHING)

@@ -7,6 +7,7 @@ from partc.cost.placement.problems.problem import Node, Problem
 from partc.cost.placement.throughput.contiguous import place_contiguously
 from partc.runtime.errors import NoPlacement
 from tests.builders.placements import optimum, random_problem
+from tests.sampling import sampled
 
 EXACT = 1 - Fraction(1, 1_000_000)
 
@@ -28,7 +29,7 @@ def test_answers_are_the_optimum_and_bounds_are_below_it(seed: int) -> None:
     assert solution.certified_bound >= best * Fraction(999, 1000)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", sampled(range(8), (0, 1, 2, 3)))
 def test_accelerators_alone_and_several_cpus_work_too(seed: int) -> None:
     problem = random_problem(seed, accelerators=1 + seed % 3, cpus=(seed % 2) * 2, memory=False)
     best = optimum(problem, contiguous=True)

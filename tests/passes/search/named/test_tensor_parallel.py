@@ -150,7 +150,7 @@ QUERIED = """
         h = MatMul (r, up_W) ht = Tanh (h) y = MatMul (ht, down_W) s = Add (r, y)"""
 
 
-@pytest.mark.parametrize("pairs", [1, 2])
+@pytest.mark.parametrize("pairs", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_more_ranks_than_key_value_heads_divide_the_queries(pairs: int, tmp_path: Path) -> None:
     text = GROUPED_QUERIES.replace(f"{HEADS} / PAIRS", str(HEADS // pairs)).replace("PAIRS", str(pairs))
     shared = {"x", "heads", "few", "each", "all", "flat", "two", "perm", "axis"}

@@ -22,7 +22,7 @@ def translation() -> onnx.ModelProto:
     return build_training_graph(forward, loss="loss", optimizer=SGD(0.1))
 
 
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_the_cells_of_an_unrolled_layer_are_one_layer(devices: int, tmp_path: Path) -> None:
     analysis = analysed(translation(), tmp_path)
 
