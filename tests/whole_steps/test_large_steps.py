@@ -78,7 +78,7 @@ def test_simplifying_grows_with_the_parameters() -> None:
 @pytest.mark.parametrize("strategy", ["allreduce", "ps"])
 def test_compiling_grows_with_the_parameters(tmp_path: Path, strategy: str) -> None:
     lines = []
-    for count in (40, 160):
+    for count in (25, 100):
         training = import_text(many_parameters(count), loss="loss")
         options, folder = Options(strategy=strategy), tmp_path / str(count)
         lines.append(lines_run(lambda: compile_graph(training, cluster_of("1x2"), folder, options)))  # noqa: B023  # called at once

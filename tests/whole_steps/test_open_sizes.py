@@ -1,5 +1,6 @@
 """Steps whose batch is left open: replicas alone take any that divides, what divides more is made for one."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from tests.builders.plans.compiled_steps import (
 from tests.builders.plans.random_soap import random_soap
 from tests.checks.float64_windows import open_in_float64
 from tests.checks.oracle import Oracle
+from tests.sampling import sampled
 
 CLASSES = 5
 IMAGES = tuple(name for name in WRITTEN if "images" in name or name == "convolutions")
@@ -82,7 +84,10 @@ DRAWN = [(model, seed, seed % 3 != 0) for model in WRITTEN for seed in range(60)
 
 
 # Of 48 such strategies of a grid, 21 failed on any batch but the one that was assumed.
-@pytest.mark.parametrize(("model", "seed", "are_equal"), [drawn for drawn in DRAWN if drawn[1] in (18, 45)])
+OPENED = sampled([drawn for drawn in DRAWN if drawn[1] in (18, 45)], (0, 3, 4, 7, 9, 10))
+
+
+@pytest.mark.parametrize(("model", "seed", "are_equal"), OPENED)
 def test_any_degrees_train_as_one(model: str, seed: int, are_equal: bool, tmp_path: Path) -> None:
     check_any_degrees(model, seed, are_equal, tmp_path)
 
@@ -93,8 +98,12 @@ def test_many_of_any_degrees_train_as_one(model: str, seed: int, are_equal: bool
     check_any_degrees(model, seed, are_equal, tmp_path)
 
 
-@pytest.mark.parametrize("strategy", ["data=4", "fsdp", "hybrid", "ps", "allreduce"])
-@pytest.mark.parametrize("model", ["bert", "convolutions"])
+@pytest.mark.parametrize(
+    ("model", "strategy"),
+    sampled(
+        product(("bert", "convolutions"), ("data=4", "fsdp", "hybrid", "ps", "allreduce")), (0, 2, 4, 6, 8)
+    ),
+)
 def test_replicas_alone_take_other_batches(model: str, strategy: str, tmp_path: Path) -> None:
     compiled = compile_step(
         step_of(model), tmp_path / "out", "2x2", strategy, "global", sizes={OPEN_BATCH: 8}
