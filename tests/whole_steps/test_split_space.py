@@ -236,9 +236,10 @@ def test_resnet_50_trains_split_in_height_everywhere(
     assert verified(compiled, random_batches(compiled.plan, 2)).passed
 
 
-def test_strips_travel_between_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", sampled([2, 4], range(1)))
+def test_strips_travel_between_processes(workers: int, tmp_path: Path) -> None:
     training = import_training_graph(training_of(STACK))
-    compiled = compile_step(training, tmp_path / "out", "1x2", "spatial=2", "global")
+    compiled = compile_step(training, tmp_path / "out", f"1x{workers}", f"spatial={workers}", "global")
 
     assert verify(compiled.folder, steps=2).passed
 
