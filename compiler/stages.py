@@ -40,10 +40,9 @@ from partc.passes.distribute import (
     check_one_batch,
     declare_gradients,
     drop_unservable,
-    find_split_ops,
     lower_step,
 )
-from partc.passes.graph.expand_normalised import expand
+from partc.passes.find_split_ops import find_rewriting
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.fetch_gradients import fetch_gradients
 from partc.passes.graph.fix_sizes import fix_sizes, open_sizes
@@ -200,22 +199,19 @@ def write_named_strategy(compilation: Compilation) -> None:
 
 
 def expand_split_operators(compilation: Compilation) -> None:
-    """Say ops in primitives where the strategy splits what they keep whole. Raises BadStrategy."""
+    """Say ops in others where the strategy splits what they keep whole. Raises BadStrategy."""
     strategy = compilation.options.chosen_strategy()
     if not isinstance(strategy, Strategy) or not strategy.has_meshes:
         return
-    analysis = compilation.analysis
-    while nodes := find_split_ops(analysis, configure(analysis, strategy)):
+    while rewrite := find_rewriting(compilation.analysis, configure(compilation.analysis, strategy)):
         if compilation.shares_graph:
             own = compilation.training.graph.copy()
             compilation.training, compilation.shares_graph = replace(compilation.training, graph=own), False
-        expanded = expand(compilation.training, nodes, analysis.facts)
+        written, main = rewrite(compilation.training), compilation.main
         compilation.is_expanded = True
-        written = {name for node in expanded if node in analysis.main for name in expanded[node]}
-        compilation.main = compilation.main | written
+        compilation.main = main.union(*(written[node] for node in written.keys() & main))
         infer_tensors(compilation)
         find_servable_variables(compilation)
-        analysis = compilation.analysis
 
 
 def describe_choices(compilation: Compilation) -> None:

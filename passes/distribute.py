@@ -1,9 +1,4 @@
-"""From what is known of a step and a strategy to the distributed step.
-
-Ops that keep whole what a strategy splits are found here too (`find_split_ops`): a split that reaches a
-Softmax's own axis would be gathered for it. In primitives its sums are made rank by rank, and what is sent is
-a row's maximum and sum.
-"""
+"""From what is known of a step and a strategy to the distributed step."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +9,6 @@ import onnx_graphsurgeon as gs
 from partc.cost.strategy import Strategy, Synchronisation
 from partc.passes.analysis import Analysis
 from partc.passes.configure import configure
-from partc.passes.graph.expand_normalised import can_expand
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.aggregate_partials import aggregate_partials
@@ -23,8 +17,7 @@ from partc.passes.layouts.configuration import Configuration, Wish, data_paralle
 from partc.passes.layouts.decide_on_servers import NotServable
 from partc.passes.layouts.decisions import Decision
 from partc.passes.layouts.laid_out_graph import LaidOutGraph, Synchronised
-from partc.passes.layouts.layouts import REPLICAS, Layout, Placement, Replicate, Split
-from partc.passes.layouts.meshes import Meshes
+from partc.passes.layouts.layouts import REPLICAS, Layout, Placement, Split
 from partc.passes.layouts.propagate_layouts import propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -233,30 +226,6 @@ def lower_step(
         shapes = {tuple(analysis.training.variables[name].shape) for name in analysis.training.gradients}
         round_sums(lowered, analysis.facts, shapes, strategy.round_sums)
     return lowered
-
-
-def find_split_ops(analysis: Analysis, configuration: Configuration) -> set[str]:
-    """Return the nodes that a split reaches, and that can be said in primitives.
-
-    Once they are and facts are inferred again, this is to be asked again: a split may reach further ops.
-    """
-    graph = lay_out(analysis, {}, configuration)
-    return {
-        node.name
-        for node in analysis.training.graph.nodes
-        if can_expand(node, analysis.facts) and node.name not in configuration.wishes
-        for tensor, target in zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
-        if _is_gathered(graph.layout(tensor.name), target, graph.meshes)
-    }
-
-
-def _is_gathered(native: Layout, target: Layout, meshes: Meshes) -> bool:
-    """Tell whether ranks of one replica gather what they have parts of."""
-    return any(
-        isinstance(split, Split) and isinstance(target.along(axis), Replicate)
-        for axis, split in native.splits()
-        if axis not in (REPLICAS, meshes.microbatch_axis)
-    )
 
 
 def follow_readers(graph: LaidOutGraph, axis: int, chosen: Collection[str]) -> dict[str, Split]:

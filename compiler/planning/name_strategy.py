@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, Batch, OpConfig, Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.layouts import REPLICAS, Layout
 from partc.passes.layouts.meshes import Mesh
+from partc.passes.search.named.divide_products import divide_products
 from partc.passes.search.named.shard_variables import shard_variables
 from partc.passes.search.named.split_dense import split_dense
 from partc.passes.search.named.split_space import split_space
@@ -46,9 +49,9 @@ def name_strategy(
     if named.workers is not None:
         return _few_workers(named, quickest or analysis.workers, batch)
     sizes = named.mesh(workers)
-    ops: tuple[OpConfig, ...] = ()
+    ops = divide_whole_products(analysis, sizes, seconds)
     if (parts := sizes.get("spatial", 1)) > 1:
-        ops = _split_height(analysis, named, parts)
+        ops += _split_height(analysis, named, parts)
     microbatches = named.microbatches or _microbatches(analysis, named.stages)
     begin: dict[str, int] = {}
     if named.stages > 1:
@@ -62,7 +65,7 @@ def name_strategy(
         {},
         mesh=sizes,
         variables=share_variables(analysis, sizes, named.shards_variables),
-        ops=(*ops, *(OpConfig(node, stage=stage) for node, stage in begin.items())),
+        ops=_with_stages(ops, begin),
         stages=named.stages,
         microbatches=microbatches,
     )
@@ -85,6 +88,29 @@ def share_variables(
         variable: {mesh.axes[axis][0]: AxisSplit(split.axis, split.outer) for axis, split in home.splits()}
         for variable, home in homes.items()
     }
+
+
+def divide_whole_products(
+    analysis: Analysis, sizes: Mapping[str, int], seconds: NodeSeconds
+) -> tuple[OpConfig, ...]:
+    """Return what is asked of products that weights' splits along `tensor` leave whole on every rank."""
+    mesh = Mesh("worker", tuple(sizes.items()))
+    return tuple(
+        OpConfig(node, {"batch": "data", spell_dimension(split): name})
+        for axis, (name, size) in enumerate(mesh.axes)
+        if name == "tensor" and size > 1
+        for weights in (split_weights(analysis, mesh, axis),)
+        for node, split in divide_products(analysis, mesh, axis, weights, seconds).items()
+    )
+
+
+def _with_stages(ops: Sequence[OpConfig], begin: Mapping[str, int]) -> tuple[OpConfig, ...]:
+    """Let ops begin stages, in an entry of their own where they are asked for nothing else."""
+    named = {config.op for config in ops}
+    return (
+        *(msgspec.structs.replace(config, stage=begin.get(config.op)) for config in ops),
+        *(OpConfig(node, stage=stage) for node, stage in begin.items() if node not in named),
+    )
 
 
 def _layerwise(

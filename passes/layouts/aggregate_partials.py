@@ -16,6 +16,8 @@ from ortools.graph.python.max_flow import SimpleMaxFlow
 
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
+from partc.passes.layouts.own_rows import keep_own_rows
+from partc.passes.layouts.scatter_sums import move_parts, wanted_in_parts
 
 _BIRTH, _WHOLE = 0, 1  # vertices: where partial tensors come from, and who wants them whole
 MESSAGE_BYTES = 4096  # one more message is worth this many bytes
@@ -23,13 +25,17 @@ MESSAGE_BYTES = 4096  # one more message is worth this many bytes
 
 def aggregate_partials(graph: LaidOutGraph, message_bytes: int = MESSAGE_BYTES) -> None:
     """Fill `made_whole` and `summed_anyway`. Needs layouts and decisions; leaves no reader that wants a
-    partial whole without a sum on every path to it."""
-    axes = range(graph.meshes.axes)
-    summed = [summed_along(graph, axis, message_bytes) for axis in axes]
-    graph.made_whole = frozenset((tensor, axis) for axis in axes for tensor in summed[axis])
-    graph.summed_anyway = frozenset(
-        (t, axis) for axis in axes for t in find_summed(graph, axis, summed[axis])
-    )
+    partial whole without a sum on every path to it. What is wanted in parts alone is in neither."""
+    made_whole: set[tuple[str, int]] = set()
+    summed_anyway: set[tuple[str, int]] = set()
+    for axis in range(graph.meshes.axes):
+        keep_own_rows(graph, axis)
+        move_parts(graph, axis)
+        summed = summed_along(graph, axis, message_bytes)
+        summed_anyway.update((tensor, axis) for tensor in find_summed(graph, axis, summed))
+        in_parts = wanted_in_parts(graph, axis, summed)
+        made_whole.update((tensor, axis) for tensor in summed if tensor not in in_parts)
+    graph.made_whole, graph.summed_anyway = frozenset(made_whole), frozenset(summed_anyway)
 
 
 def summed_along(

@@ -5,6 +5,7 @@ Split            rank r of N has the r-th N-th of one factor of one axis; a serv
 Partial          every rank has a term; the tensor is their sum (or maximum, or minimum)
 Widened          rank r of N has the r-th N-th of an axis, and entries of its neighbours' around it
 Overlapping      every rank has entries of an axis of its own, of which others may have some too
+OwnRows          every rank has all rows, those right whose ids fall in the rows of a table that it keeps
 PerReplica       every rank has a tensor of its own: replicas on different data, not pieces
 RequestedRows    servers: each has the rows that workers' ids request of it, on their way to these
 """
@@ -112,6 +113,14 @@ def _clamp(entries: tuple[int, int], size: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnRows:
+    """Every rank has a row for each of `ids`, right where it keeps that one of a table's `rows`."""
+
+    ids: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class PerReplica:
     """Every replica has its own tensor, computed from its own data."""
 
@@ -130,7 +139,7 @@ class RequestedRows:
     returned: "Replicate | Split | PerReplica"
 
 
-Placement = Replicate | Split | Partial | Widened | Overlapping | PerReplica | RequestedRows
+Placement = Replicate | Split | Partial | Widened | Overlapping | OwnRows | PerReplica | RequestedRows
 
 
 REPLICAS = 0  # the axis of a mesh that tells replicas apart, or a parameter's servers

@@ -15,6 +15,7 @@ from partc.passes.layouts.layouts import (
     REPLICAS,
     Layout,
     Overlapping,
+    OwnRows,
     Partial,
     PerReplica,
     Placement,
@@ -35,6 +36,7 @@ TAGS = {
     Partial: "partial",
     Widened: "wide",
     Overlapping: "overlap",
+    OwnRows: "own",
     PerReplica: "replica",
     RequestedRows: "asked",
 }

@@ -125,13 +125,18 @@ class Cut:
 
 
 def aligned_cuts(node: gs.Node, facts: Facts) -> dict[int, Cut]:
-    """Return axis -> cut of a Slice or constant Pad, where both sides consist of parts of several entries.
+    """Return axis -> cut of a Slice or constant Pad, where both sides consist of parts of several entries."""
+    cuts = cuts_of(node, facts)
+    return {axis: cut for axis, cut in cuts.items() if cut.inner > 1 and cut.stop > cut.start}
+
+
+def cuts_of(node: gs.Node, facts: Facts) -> dict[int, Cut]:
+    """Return axis -> cut of a Slice, of the axes that it names, or of a constant Pad; of other ops none.
 
     Sizes and numbers that follow a symbolic size, or that the data tells, give none.
     """
     read = {"Slice": _slice_cuts, "Pad": _pad_cuts}.get(node.op)
-    cuts = read(node, facts, len(facts.shape(node.inputs[0].name))) if read else {}
-    return {axis: cut for axis, cut in cuts.items() if cut.inner > 1 and cut.stop > cut.start}
+    return read(node, facts, len(facts.shape(node.inputs[0].name))) if read else {}
 
 
 def bounds_of(

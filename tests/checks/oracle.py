@@ -25,8 +25,10 @@ from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import SUM_ROWS
 from partc.passes.layouts.layouts import (
     REPLICAS,
+    WORKER,
     Layout,
     Overlapping,
+    OwnRows,
     Partial,
     PerReplica,
     Replicate,
@@ -39,6 +41,7 @@ from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STAC
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.execution.device import INEXACT_IN_DOUBLE, UNSOUND
+from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import IDLE, Plan
 from tests.builders.plans.compiled_steps import Batch, Compiled
 from tests.checks.opened_plan import run_opened
@@ -100,7 +103,12 @@ class Oracle:
             order = _mesh_order(at_site, mesh, compiled.plan)
             touched = [reference.only_touched(of_microbatch, expected) for of_microbatch in of_site]
             parts = [of_microbatch[rank] for rank in order for of_microbatch in touched]
-            why = _difference(parts, layout, mesh, len(of_site) > 1, expected, rtol)
+            keepers = {
+                axis: reference.keepers(own, mesh.size(axis))
+                for axis, own in enumerate(layout.placements)
+                if isinstance(own, OwnRows)
+            }
+            why = _difference(parts, layout, mesh, len(of_site) > 1, expected, rtol, keepers)
             if why is not None:
                 node, op = self._makers[root]
                 found.append((self._order.index(root), Wrong(node, op, tensor, layout, why)))
@@ -218,6 +226,12 @@ class _Reference:
             return [self._stack(source)]
         return [self._behind[tensor] if tensor in self._behind else self._runs[0][tensor]]
 
+    def keepers(self, own: OwnRows, ranks: int) -> np.ndarray:
+        """Return, for each row that ranks look up of a table, which of them keeps it."""
+        ends = [part_range(own.rows, ranks, rank)[1] for rank in range(ranks)]
+        (ids,) = self(own.ids, Layout(WORKER))
+        return np.searchsorted(ends, ids % own.rows, side="right")
+
     def only_touched(
         self, pieces: Mapping[int, np.ndarray], expected: list[np.ndarray]
     ) -> Mapping[int, np.ndarray]:
@@ -288,8 +302,12 @@ def _difference(
     is_repeated: bool,
     expected: list[np.ndarray],
     rtol: float,
+    keepers: Mapping[int, np.ndarray],
 ) -> str | None:
-    """Say how the pieces, in mesh order, differ from what they should make; None if they do not."""
+    """Say how the pieces, in mesh order, differ from what they should make; None if they do not.
+
+    `keepers`: by mesh axis, the rank whose row is right.
+    """
     if layout.site == "server":
         mesh = Mesh("server", (("owner", len(parts)),))
     for axis in reversed(range(len(mesh.axes if is_repeated else mesh.grid))):
@@ -301,7 +319,11 @@ def _difference(
         parts = [
             made
             for group, place in zip(groups, places, strict=False)
-            for made in _combine(group, layout, mesh, axis, place)
+            for made in (
+                [np.stack([group[rank][row] for row, rank in enumerate(keepers[axis])])]
+                if axis in keepers
+                else _combine(group, layout, mesh, axis, place)
+            )
         ]
     expected = [_without_unread(whole, layout) for whole in expected]
     one_each = expected if len(expected) == len(parts) else expected * len(parts)

@@ -1,0 +1,86 @@
+"""Let each rank have its part of a sum, where no reader wants more of it.
+
+before   x partial ── AllReduce ──┬── cut ── MatMul         after   x partial ── ReduceScatter ──┬── MatMul
+                                  └── Transpose ── cut                                           └── Transpose
+
+The places of sums are those of readers that want them whole (aggregate_partials.py); one that is wanted in
+parts alone is scattered. What only moves a sum moves a part of it, if that is what its readers want.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import onnx_graphsurgeon as gs
+
+from partc.passes.layouts.configuration import Wish
+from partc.passes.layouts.decide_layouts import decide_by_wish
+from partc.passes.layouts.decisions import Decision, decide_axes, divides, whole_axis
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
+from partc.passes.layouts.layouts import Partial, Replicate, Split
+from partc.passes.rules.sharding_rules import node_facts
+
+Readers = Mapping[str, Sequence[tuple[str, int]]]
+
+
+def move_parts(graph: LaidOutGraph, axis: int) -> None:
+    """Let nodes that only move a partial tensor move a part of the sum, where that is wanted of them.
+
+    Needs layouts and decisions, and changes both.
+    """
+    readers = _readers_of_partials(graph, axis)
+    for node in reversed(graph.training.graph.nodes):
+        part = _wanted_part(graph, readers, node.outputs[0].name, axis) if len(node.outputs) == 1 else None
+        divided = None if part is None else _moving_part(graph, node, axis, part)
+        if divided is not None:
+            graph.decisions[node.name] = divided
+            graph.layouts[node.outputs[0].name] = divided.outputs[0]
+
+
+def wanted_in_parts(graph: LaidOutGraph, axis: int, summed: Sequence[str]) -> set[str]:
+    """Return the sums of which all readers want the same part. Needs layouts and decisions."""
+    readers = _readers_of_partials(graph, axis)
+    return {name for name in summed if _wanted_part(graph, readers, name, axis) is not None}
+
+
+def _moving_part(graph: LaidOutGraph, node: gs.Node, axis: int, part: Split) -> Decision | None:
+    """Return how a node that only moves one operand makes a part, if it can."""
+    known, decision = node_facts(node, graph.facts, graph.zeros), graph.decisions[node.name]
+    moves_partial = isinstance(decision.inputs[0].along(axis), Partial) if decision.inputs else False
+    if known.rule is None or not (known.rule.moves and moves_partial) or len(known.rule.terms) != 1:
+        return None
+    mesh = graph.meshes.of(decision.site)
+    along = decide_by_wish(known, Wish(part), mesh.size(axis))
+    if along is None:
+        return None
+    axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
+    axes[axis] = along
+    divided = decide_axes(mesh, axes)
+    is_wanted = divided.outputs[0].along(axis) == part
+    return divided if is_wanted and divides(mesh, known, divided) else None
+
+
+def _readers_of_partials(graph: LaidOutGraph, axis: int) -> Readers:
+    """Return the nodes, and the numbers of their operands, that read each partial tensor."""
+    readers: dict[str, list[tuple[str, int]]] = {
+        name: [] for name, layout in graph.layouts.items() if isinstance(layout.along(axis), Partial)
+    }
+    for node in graph.training.graph.nodes:
+        for number, tensor in enumerate(node.inputs):
+            if tensor.name in readers:
+                readers[tensor.name].append((node.name, number))
+    return readers
+
+
+def _wanted_part(graph: LaidOutGraph, readers: Readers, tensor: str, axis: int) -> Split | None:
+    """Return the part along a mesh axis that all readers of a partial tensor want, if there is one."""
+    results = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
+    is_local = axis == graph.meshes.microbatch_axis  # each rank makes the sum itself
+    if tensor not in readers or is_local or tensor in results or graph.is_pushed(tensor, axis):
+        return None
+    targets = {graph.decisions[node].inputs[number] for node, number in readers[tensor]}
+    parts = {target.along(axis) for target in targets}
+    (part,) = parts if len(parts) == 1 else (None,)
+    if not isinstance(part, Split) or part.rows_of:
+        return None
+    are_here = all(target.site == graph.layout(tensor).site for target in targets)
+    wholes = [target.with_along(axis, Replicate()) for target in targets]
+    return part if are_here and graph.has_fixed_pieces(tensor, *wholes) else None
