@@ -117,16 +117,27 @@ def test_parts_of_any_sizes_are_divided(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
 
 
-@pytest.mark.parametrize(("shape", "strategy"), [("1x2", "tensor=2"), ("2x2", "data=2,tensor=2")])
+NAMES = [
+    ("1x2", "tensor=2", "global"),
+    ("2x2", "data=2,tensor=2", "per-replica"),
+    ("2x2", "data=2,tensor=2", "global"),
+    ("1x3", "tensor=3", "global"),
+    ("1x4", "tensor=4,microbatches=2", "global"),
+    ("2x2", "pipeline=2,tensor=2,microbatches=2", "global"),
+    ("2x2", "data=2,tensor=2,microbatches=2", "per-replica"),
+]
+
+
+@pytest.mark.parametrize(("shape", "strategy", "batch"), sampled(NAMES, range(2)))
 def test_scores_of_sampled_words_are_divided(
-    shape: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shape: str, strategy: str, batch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank is sent the rows of its words alone, and scores these: here, where messages take no time."""
     monkeypatch.setattr(divide_products, "MESSAGE_S", 0.0)
     sizes = {"vocab": 60, "embedding": 16, "cells": 32, "projection": 16, "samples": 24, "steps": 3}
     forward = build_model("lm", batch=8, dtype="float64", **sizes)
     step = build_training_graph(forward, loss="loss", optimizer=Adagrad(0.1))
-    compiled = compile_as_allowed(step, tmp_path / "out", shape, strategy, "global")
+    compiled = compile_as_allowed(step, tmp_path / "out", shape, strategy, batch)
 
     (scores,) = [config for config in compiled.compilation.options.chosen_strategy().ops if config.split]
     assert scores.split == {"batch": "data", "out:1": "tensor"}

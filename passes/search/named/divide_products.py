@@ -22,7 +22,7 @@ from partc.passes.layouts.layouts import Partial, Placement, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.passes.search.named.weight_layouts import WeightLayouts
-from partc.passes.search.operators.forward_nodes import find_variables_behind, forward_nodes
+from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.passes.search.stages.cut_stages import NodeSeconds
 
 MESSAGE_S = 70e-6  # of one more message, seconds (decision 67)
@@ -37,25 +37,39 @@ def divide_products(
     `weights`: where variables are split; `seconds`: of operations and bytes on one worker. Each of the two
     products of the way back takes as long as this one.
     """
-    if not weights:
+    nodes, ranks = forward_nodes(analysis.training, analysis.main), mesh.size(axis)
+    rows = _looked_up_rows(analysis, nodes)
+    products = {
+        place: node
+        for place, node in enumerate(nodes)
+        if not rows.isdisjoint(tensor.name for tensor in node.inputs)
+        and 3 * _product_s(node, analysis, seconds) * (1 - 1 / ranks) > MESSAGES * MESSAGE_S
+    }
+    if not products or not weights:
         return {}
-    graph, ranks = WeightLayouts(analysis, mesh, axis).of(weights), mesh.size(axis)
-    nodes = forward_nodes(analysis.training, analysis.main)
-    behind = find_variables_behind(nodes, analysis.training.variables, analysis.facts)
+    graph = WeightLayouts(analysis, mesh, axis).of(weights)
     divided: dict[str, Split] = {}
-    for place, node in enumerate(nodes):
-        if not (_is_product(node, analysis) and _is_made_whole(graph, node, axis)):
-            continue
-        if 3 * _node_s(node, analysis, seconds) * (1 - 1 / ranks) < MESSAGES * MESSAGE_S:
-            continue
-        for split in _parts_of_rows(graph, node, axis, behind.keys()):
-            decision = decide_by_wish(node_facts(node, analysis.facts, analysis.zeros), Wish(split), ranks)
-            if decision is not None and _keeps_parts(
-                analysis, nodes[place + 1 :], node.outputs[0].name, split, ranks
-            ):
+    for place, node in products.items():
+        known, made = node_facts(node, analysis.facts, analysis.zeros), node.outputs[0].name
+        for split in _parts_of_rows(graph, node, axis, rows) if _is_made_whole(graph, node, axis) else ():
+            can_be = decide_by_wish(known, Wish(split), ranks) is not None
+            if can_be and _keeps_parts(analysis, nodes[place + 1 :], made, split, ranks):
                 divided[node.name] = split
                 break
     return divided
+
+
+def _looked_up_rows(analysis: Analysis, nodes: Sequence[gs.Node]) -> set[str]:
+    """Return the rows of variables that nodes look up, and those tensors that only move them."""
+    rows: set[str] = set()
+    for node in nodes:
+        rule = rule_of(node, analysis.facts)
+        if node.op == "Gather" and node.inputs[0].name in analysis.training.variables:
+            rows.add(node.outputs[0].name)
+        elif rule is not None and rule.moves:
+            moved = {node.inputs[number].name for term in rule.terms for number in term}
+            rows.update(tensor.name for tensor in node.outputs if moved and moved <= rows)
+    return rows
 
 
 def _is_product(node: gs.Node, analysis: Analysis) -> bool:
@@ -63,9 +77,11 @@ def _is_product(node: gs.Node, analysis: Analysis) -> bool:
     return rule is not None and rule.is_contraction
 
 
-def _node_s(node: gs.Node, analysis: Analysis, seconds: NodeSeconds) -> float:
+def _product_s(node: gs.Node, analysis: Analysis, seconds: NodeSeconds) -> float:
+    """Return what a product takes on one worker, 0 for another op."""
     rule = rule_of(node, analysis.facts)
-    assert rule is not None
+    if rule is None or not _is_product(node, analysis):
+        return 0.0
     return seconds(rule.flops, sum(analysis.facts.nbytes(t.name) for t in (*node.inputs, *node.outputs)))
 
 
@@ -76,15 +92,13 @@ def _is_made_whole(graph: LaidOutGraph, node: gs.Node, axis: int) -> bool:
     return all(isinstance(layout.along(axis), Replicate) for layout in layouts)
 
 
-def _parts_of_rows(
-    graph: LaidOutGraph, node: gs.Node, axis: int, of_variables: Collection[str]
-) -> Iterator[Split]:
+def _parts_of_rows(graph: LaidOutGraph, node: gs.Node, axis: int, rows: Collection[str]) -> Iterator[Split]:
     """Yield the dimensions of the output that it has of rows which ranks look up and sum."""
     rule = rule_of(node, graph.facts)
     assert rule is not None
     for tensor, dims in zip(node.inputs, rule.inputs, strict=True):
         is_sum = isinstance(graph.layout(tensor.name).along(axis), Partial)
-        if dims is not None and is_sum and tensor.name in of_variables:
+        if dims is not None and is_sum and tensor.name in rows:
             yield from (
                 Split(at) for at, factors in enumerate(rule.outputs[0]) if factors and factors in dims
             )
@@ -103,8 +117,9 @@ def _keeps_parts(
         pairs = zip(read, decision.inputs, strict=True)
         if all(placement in (Replicate(), target) for placement, target in pairs):
             made = decision.outputs
-        elif can_expand(node, analysis.facts):
-            made = tuple(read[:1])
+        elif can_expand(node, analysis.facts):  # a loss has no parts
+            shapes = [analysis.facts.shape(tensor.name) for tensor in (node.inputs[0], node.outputs[0])]
+            made = tuple(read[:1]) if shapes[0] == shapes[1] else ()
         elif _is_separable(analysis, node):
             made = ()
         else:

@@ -12,6 +12,7 @@ from partc.compiler.output.materialise import Decisions, materialise, read_centr
 from partc.compiler.pipeline import compile_graph
 from partc.cost.cluster.cluster import read_cluster
 from partc.cost.strategy import read_strategy, write_strategy
+from partc.passes.search.named import divide_products
 from partc.runtime.plan.program import Aggregation, Run, instructions_of
 from tests.builders.graphs.soap_models import MODELS, soap_model
 from tests.builders.plans.compiled_steps import cluster_of, compile_as_allowed, compile_step
@@ -193,11 +194,13 @@ def test_many_of_any_degrees_are_made_alike(
     check_drawn(model, seed, tmp_path)
 
 
-def test_what_a_name_says_in_primitives_is_made_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("model", ["gpt2", "lm"])  # a Softmax, and parts of different sizes
+def test_what_a_name_says_in_other_ops_is_made_alike(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_in_float64(monkeypatch)
-    step = onnx.ModelProto.FromString(soap_model("gpt2"))
+    monkeypatch.setattr(divide_products, "MESSAGE_S", 0.0)
+    step = onnx.ModelProto.FromString(soap_model(model))
     made = compile_step(import_training_graph(step), tmp_path / "out", "2x2", "tensor=4", "global")
     decisions = Decisions(import_training_graph(step), made.compilation.strategy, cluster_of("2x2"), {})
 
