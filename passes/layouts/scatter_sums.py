@@ -26,7 +26,7 @@ def move_parts(graph: LaidOutGraph, axis: int) -> None:
 
     Needs layouts and decisions, and changes both.
     """
-    readers = _readers_of_partials(graph, axis)
+    readers = _readers_of_sums(graph, axis)
     for node in reversed(graph.training.graph.nodes):
         part = _wanted_part(graph, readers, node.outputs[0].name, axis) if len(node.outputs) == 1 else None
         divided = None if part is None else _moving_part(graph, node, axis, part)
@@ -37,7 +37,7 @@ def move_parts(graph: LaidOutGraph, axis: int) -> None:
 
 def wanted_in_parts(graph: LaidOutGraph, axis: int, summed: Sequence[str]) -> set[str]:
     """Return the sums of which all readers want the same part. Needs layouts and decisions."""
-    readers = _readers_of_partials(graph, axis)
+    readers = _readers_of_sums(graph, axis)
     return {name for name in summed if _wanted_part(graph, readers, name, axis) is not None}
 
 
@@ -58,10 +58,18 @@ def _moving_part(graph: LaidOutGraph, node: gs.Node, axis: int, part: Split) -> 
     return divided if is_wanted and divides(mesh, known, divided) else None
 
 
-def _readers_of_partials(graph: LaidOutGraph, axis: int) -> Readers:
-    """Return the nodes, and the numbers of their operands, that read each partial tensor."""
+def _readers_of_sums(graph: LaidOutGraph, axis: int) -> Readers:
+    """Return who reads each partial tensor whose sum ranks make: nodes, and the numbers of their operands.
+
+    Left out are results of the step, and what each rank sums itself, or servers do.
+    """
+    results = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
+    is_local = axis == graph.meshes.microbatch_axis
     readers: dict[str, list[tuple[str, int]]] = {
-        name: [] for name, layout in graph.layouts.items() if isinstance(layout.along(axis), Partial)
+        name: []
+        for name, layout in graph.layouts.items()
+        if isinstance(layout.along(axis), Partial)
+        and not (is_local or name in results or graph.is_pushed(name, axis))
     }
     for node in graph.training.graph.nodes:
         for number, tensor in enumerate(node.inputs):
@@ -72,11 +80,7 @@ def _readers_of_partials(graph: LaidOutGraph, axis: int) -> Readers:
 
 def _wanted_part(graph: LaidOutGraph, readers: Readers, tensor: str, axis: int) -> Split | None:
     """Return the part along a mesh axis that all readers of a partial tensor want, if there is one."""
-    results = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
-    is_local = axis == graph.meshes.microbatch_axis  # each rank makes the sum itself
-    if tensor not in readers or is_local or tensor in results or graph.is_pushed(tensor, axis):
-        return None
-    targets = {graph.decisions[node].inputs[number] for node, number in readers[tensor]}
+    targets = {graph.decisions[node].inputs[number] for node, number in readers.get(tensor, ())}
     parts = {target.along(axis) for target in targets}
     (part,) = parts if len(parts) == 1 else (None,)
     if not isinstance(part, Split) or part.rows_of:
