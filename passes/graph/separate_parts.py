@@ -146,9 +146,9 @@ def _apart(found: Separation, node: gs.Node, facts: Facts) -> Apart | None:
     made = facts.shape(node.outputs[0].name)
     alike = {n for n in parted if facts.shape(node.inputs[n].name) == made}
     if len(zeros) == len(numbers) or any(
-        absent[part] and not alike - absent[part] for part in numbers if part not in zeros
+        absent[part] and (rule.combine or not alike - absent[part]) for part in numbers if part not in zeros
     ):
-        return None
+        return None  # a zero of one entry cannot stand for the part
     place = rule.position_of(rule.outputs[0], factor)
     if place is not None:
         return Apart(made=Parted(place[0], zeros))
@@ -225,9 +225,7 @@ class _PartWriter:
 
     def __init__(self, training: TrainingGraph, found: Separation, facts: Facts) -> None:
         graph = training.graph
-        gradients = training.gradients.values()
-        named = {name for each in gradients for name in (each.dense, each.ids, each.rows) if name}
-        self.named = named | {tensor.name for tensor in graph.outputs}
+        self.named = training.named_tensors
         self.nodes: list[gs.Node] = []
         self.written: dict[str, list[str]] = {}
         self._found = found

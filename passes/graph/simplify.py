@@ -38,20 +38,13 @@ def simplify(training: TrainingGraph) -> None:
 
     Needs: gradients are known. Leaves: every tensor that `training` names; the outputs' values.
     """
-    graph, named = training.graph, _named_tensors(training)
+    graph, named = training.graph, training.named_tensors
     _skip_identities(graph, named)
     _fold_constants(graph, named)
     main = find_roles(training).main
     data = {*training.data_inputs, *training.drawn_inputs}
     _merge_equal_nodes([node for node in graph.nodes if node.name in main], named, data)
     drop_unread_nodes(graph, named)
-
-
-def _named_tensors(training: TrainingGraph) -> Set[str]:
-    names = {tensor.name for tensor in training.graph.outputs}
-    for gradient in training.gradients.values():
-        names.update(filter(None, (gradient.dense, gradient.ids, gradient.rows)))
-    return names
 
 
 def _makes_named(node: gs.Node, named: Set[str]) -> bool:

@@ -110,6 +110,20 @@ class TrainingGraph:
     are_gradients_found: bool = False  # by looking for them: the file does not record them
     fixed_sizes: dict[str, int] = field(default_factory=dict)  # symbolic ones that were given numbers
 
+    @property
+    def results(self) -> set[str]:
+        """The tensors that a step ends with: outputs, and the variables' next values."""
+        return {*self.outputs, *(variable.next for variable in self.variables.values())}
+
+    @property
+    def named_tensors(self) -> set[str]:
+        """The tensors that keep their names whatever passes write: results of the graph, and gradients."""
+        gradients = self.gradients.values()
+        own = {
+            name for gradient in gradients for name in (gradient.dense, gradient.ids, gradient.rows) if name
+        }
+        return own | {tensor.name for tensor in self.graph.outputs}
+
     def varying_inputs(self) -> list[str]:
         """Return the inputs that differ from replica to replica: samples, their draws, its shard."""
         fed = self.data_inputs | self.drawn_inputs

@@ -73,7 +73,7 @@ def find_summed(
     Who wants a part of one cuts it there; who wants a part of another has it summed part by part.
     """
     sums: dict[str, set[str]] = {}  # tensor -> the sums that it is made of, itself where it is born partial
-    read_whole = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
+    read_whole = graph.training.results
     for node in around or graph.training.graph.nodes:
         inputs = zip(node.inputs, graph.decisions[node.name].inputs, strict=True)
         read = [(tensor.name, layout.along(axis)) for tensor, layout in inputs if tensor.name in sums]
@@ -91,7 +91,7 @@ def _flows(
     graph: LaidOutGraph, axis: int, enters: Mapping[str, int], nodes: Sequence[gs.Node]
 ) -> Iterator[tuple[int, int]]:
     """Yield the edges that are never cut: from births to tensors, on to others, to readers of the whole."""
-    results = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
+    results = graph.training.results
     yield from (
         (vertex + 1, _WHOLE)
         for name, vertex in enters.items()

@@ -110,6 +110,11 @@ def _whole(inputs: int, outputs: int) -> AxisDecision:
     return AxisDecision((Replicate(),) * inputs, (Replicate(),) * outputs)
 
 
+def axes_up_to(axis: int, node: gs.Node, decision: Decision) -> list[AxisDecision]:
+    """Return how a decided node runs along each axis up to one, and beyond where it is decided there."""
+    return [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
+
+
 def run_whole(node: gs.Node | NodeFacts, site: Site) -> Decision:
     """Run the node on whole tensors."""
     return _run_whole(site, whole_axis(node))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.layouts.decisions import Decision, whole_axis
+from partc.passes.layouts.decisions import Decision, axes_up_to
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import OwnRows, Placement, Replicate
 from partc.passes.rules.sharding_rules import rule_of
@@ -41,7 +41,7 @@ def _kept_apart(
     """Return how nodes run where what a lookup finds stays, or nothing if one needs others' rows."""
     own, found = _own_rows(graph, lookup), {lookup.outputs[0].name}
     changed = {lookup.name: _with_along(graph, lookup, axis, {}, {0: own})}
-    results = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
+    results = graph.training.results
     for node in behind:
         reads = {number: own for number, tensor in enumerate(node.inputs) if tensor.name in found}
         if not reads:
@@ -101,7 +101,7 @@ def _keeps_rows(graph: LaidOutGraph, lookup: gs.Node, node: gs.Node, reads: Alon
 def _with_along(graph: LaidOutGraph, node: gs.Node, axis: int, inputs: Along, outputs: Along) -> Decision:
     """Return a node's decision with some of its placements along an axis in place of what they are."""
     decision = graph.decisions[node.name]
-    axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
+    axes = axes_up_to(axis, node, decision)
     axes[axis] = replace(
         axes[axis],
         inputs=tuple(inputs.get(number, own) for number, own in enumerate(axes[axis].inputs)),

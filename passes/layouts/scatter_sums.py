@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.decide_layouts import decide_by_wish
-from partc.passes.layouts.decisions import Decision, decide_axes, divides, whole_axis
+from partc.passes.layouts.decisions import Decision, axes_up_to, decide_axes, divides
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Partial, Replicate, Split
 from partc.passes.rules.sharding_rules import node_facts
@@ -51,7 +51,7 @@ def _moving_part(graph: LaidOutGraph, node: gs.Node, axis: int, part: Split) -> 
     along = decide_by_wish(known, Wish(part), mesh.size(axis))
     if along is None:
         return None
-    axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
+    axes = axes_up_to(axis, node, decision)
     axes[axis] = along
     divided = decide_axes(mesh, axes)
     is_wanted = divided.outputs[0].along(axis) == part
@@ -63,7 +63,7 @@ def _readers_of_sums(graph: LaidOutGraph, axis: int) -> Readers:
 
     Left out are results of the step, and what each rank sums itself, or servers do.
     """
-    results = set(graph.training.outputs) | {v.next for v in graph.training.variables.values()}
+    results = graph.training.results
     is_local = axis == graph.meshes.microbatch_axis
     readers: dict[str, list[tuple[str, int]]] = {
         name: []

@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.layouts.decide_layouts import follows, split_on
-from partc.passes.layouts.decisions import Decision, decide_axes, run_whole, whole_axis
+from partc.passes.layouts.decisions import Decision, axes_up_to, decide_axes, run_whole, whole_axis
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.last_change import last_change
 from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, PerReplica, Replicate, Split
@@ -279,7 +279,7 @@ class _Lowerer(Lowering):
         if along is None or not follows(rule, factor, placement, ranks, widens=False):
             return None
         decision = self._decision_for(source, before)
-        axes = [*decision.axes, *(whole_axis(node) for _ in range(axis + 1 - len(decision.axes)))]
+        axes = axes_up_to(axis, node, decision)
         axes[axis] = along
         divided = decide_axes(self.graph.meshes.of(layout.site), axes)
         if divided.outputs[index] != layout:

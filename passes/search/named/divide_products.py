@@ -80,7 +80,7 @@ def _is_product(node: gs.Node, analysis: Analysis) -> bool:
 def _product_s(node: gs.Node, analysis: Analysis, seconds: NodeSeconds) -> float:
     """Return what a product takes on one worker, 0 for another op."""
     rule = rule_of(node, analysis.facts)
-    if rule is None or not _is_product(node, analysis):
+    if rule is None or not rule.is_contraction:
         return 0.0
     return seconds(rule.flops, sum(analysis.facts.nbytes(t.name) for t in (*node.inputs, *node.outputs)))
 

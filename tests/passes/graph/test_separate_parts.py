@@ -110,6 +110,18 @@ def test_what_needs_the_whole_is_told(outputs: str, body: str, op: str) -> None:
     assert not found.is_useful
 
 
+def test_zeros_are_not_put_for_a_part_in_a_product() -> None:
+    """A Gemm takes no scalar: where what it adds is no zero, the product of a part of zeros is needed."""
+    body = (
+        "p = Slice (x, first, last, axis) q = Tanh (p) d = Pad (q, around) dt = Transpose <perm = [1, 0]> (d)"
+        " xt = Transpose <perm = [1, 0]> (x) bt = Transpose <perm = [1, 0]> (b) four = MatMul (b, bt)"
+        " g = Gemm (dt, four, xt) y = ReduceSum (g, rows)"
+    )
+    found = separation(step("y", body))
+
+    assert "Gemm" in {node.op for node in found.whole}
+
+
 def test_a_sum_of_parts_that_are_zero_leaves_them_out() -> None:
     training = in_primitives(step(*APART["a gradient"]))
 
