@@ -31,7 +31,7 @@ def explain_stages(compilation: Compilation) -> str:
     starts = line.starts(stage_of, strategy.stages)
     if list(starts) != sorted(set(starts)) or starts[-1] >= len(line.nodes):
         return ""  # a strategy.json that names its operators otherwise
-    busy = _busy(line.times, starts)
+    busy = _busy(line.seconds.both, starts)
     mean = sum(busy) / len(busy)
     if not mean or max(busy) < UNEVEN * mean:
         return ""
@@ -67,8 +67,8 @@ class _Reasons:
         parted = self._parted(equal)
         if parted and pipeline.step_s(self.starts) < pipeline.step_s(equal):
             return self._of_weights(parted, pipeline.step_s(equal), pipeline.step_s(self.starts))
-        largest = max(range(len(self.line.times)), key=self.line.times.__getitem__)
-        share = self.line.times[largest] / sum(self.line.times)
+        largest = max(range(len(self.line.seconds.both)), key=self.line.seconds.both.__getitem__)
+        share = self.line.seconds.both[largest] / sum(self.line.seconds.both)
         if share * stages >= UNEVEN:
             name = self.line.nodes[largest].name
             return f"{name} alone takes {percent(share)} of the computing, and a stage runs whole operators."
@@ -81,7 +81,9 @@ class _Reasons:
         ranks = workers // stages // (data // shares)
         traffic = PipelineTraffic(self.prices.sent(stages), strategy.microbatches, ranks, shares)
         line = self.line
-        return SharedPipeline(line.times, line.ahead, line.nbytes, line.shared, stages, traffic)
+        return SharedPipeline(
+            line.of_microbatches(traffic.microbatches), line.nbytes, line.shared, stages, traffic
+        )
 
     def _parted(self, starts: Sequence[int]) -> dict[str, frozenset[str]]:
         """Return what several stages would read: weights, or what is made of them -> variables."""

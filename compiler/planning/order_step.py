@@ -16,6 +16,7 @@ from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.microbatches.cut_behind_messages import cut_behind_messages
 from partc.passes.microbatches.find_repeated import Repeated, find_repeated
 from partc.passes.microbatches.join_microbatches import join_microbatches
 from partc.passes.microbatches.take_turns import Turn, take_turns
@@ -76,8 +77,18 @@ def order_step(
 
     def in_turns(items: Sequence[Item]) -> tuple[Callable[[bool], list[Turn]], set[str]]:
         placed, gathered = place_gathers(items, lowered, are_late=is_limited)
-        joined = join_microbatches(placed, lowered, repeated)
-        return partial(take_turns, joined, repeated, overwrites, lowered.meshes.sites, seconds), gathered
+        cut = cut_behind_messages(placed, lowered, seconds)
+        orders = [placed] if len(cut) == len(placed) else [placed, cut]
+        joined = [join_microbatches(order, lowered, repeated) for order in orders]
+
+        def taken(are_few: bool) -> list[Turn]:
+            takes = [
+                take_turns(order, repeated, overwrites, lowered.meshes.sites, seconds, are_few)
+                for order in (joined[:1] if are_few else joined)
+            ]
+            return min(takes, key=lambda one: one.length_s).turns
+
+        return taken, gathered
 
     taken, gathered = in_turns(items)
     turns, recomputed = taken(is_limited), None
@@ -98,11 +109,15 @@ def order_step(
         after_bytes = search.most_bytes(turns)
         recomputed = Recomputed(limit_bytes, before_bytes, after_bytes, len(search.nodes), search.flops)
     late = gathered if is_limited else ()
-    has_fewer = not is_limited and any(
-        turn.item is not other.item or turn.microbatch != other.microbatch
-        for turn, other in zip(turns, fewer, strict=True)
-    )
+    has_fewer = not is_limited and _differ(turns, fewer)
     return OrderedStep(lowered, turns, repeated, late, recomputed, fewer if has_fewer else None)
+
+
+def _differ(turns: Sequence[Turn], others: Sequence[Turn]) -> bool:
+    return len(turns) != len(others) or any(
+        turn.item is not other.item or turn.microbatch != other.microbatch
+        for turn, other in zip(turns, others, strict=True)
+    )
 
 
 def owned_rows(strategy: Strategy, cluster: Cluster) -> OwnedRows:

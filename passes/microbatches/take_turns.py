@@ -36,6 +36,14 @@ class Turn:
     microbatch: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TakenTurns:
+    """All turns of a step in one order, and when the last mesh is done with its own."""
+
+    turns: list[Turn]
+    length_s: float
+
+
 def take_turns(
     items: Sequence[Item],
     repeated: Repeated,
@@ -43,7 +51,7 @@ def take_turns(
     sites: Sequence[Site],
     seconds: Callable[[Item], float],
     are_few: bool = False,
-) -> list[Turn]:
+) -> TakenTurns:
     """Return all turns of a step in one order.
 
     overwrites  (value, next): what makes `next` may write over `value`, so it comes behind all its readers
@@ -52,7 +60,7 @@ def take_turns(
     are_few     no more are under way than 1F1B has, however long messages take: memory is short
     """
     if repeated.count == 1:
-        return [Turn(item) for item in items]
+        return TakenTurns([Turn(item) for item in items], 0.0)  # nothing to choose: the order is given
     turns = _Turns(items, repeated, overwrites)
     outward, needed = _go_alone(items, repeated, seconds)
     fewest = {site: len(sites) - number for number, site in enumerate(sites)}
@@ -60,7 +68,7 @@ def take_turns(
     play = _Play(turns, seconds, fewest, outward)
     if busy != fewest and not are_few:
         play = min(play, _Play(turns, seconds, busy, outward), key=_Play.length_s)
-    return [turns.turns[number] for number in play.taken]
+    return TakenTurns([turns.turns[number] for number in play.taken], play.length_s())
 
 
 def _go_alone(
@@ -112,6 +120,7 @@ class _Turns:
         self.before: list[set[int]] = [set() for _ in self.turns]
         self.after: list[set[int]] = [set() for _ in self.turns]
         self._join(repeated, overwrites)
+        self.leads = self._find_leading()  # whether a message of the same micro-batch comes of each
 
     def _join(self, repeated: Repeated, overwrites: Sequence[tuple[str, str]]) -> None:
         makers: dict[str, int] = {}
@@ -134,6 +143,17 @@ class _Turns:
             for reader in readers[value]:
                 if self.places[reader] < self.places[writer]:
                     self._add(reader, writer)
+
+    def _find_leading(self) -> list[bool]:
+        leads = [isinstance(turn.item, Communication) for turn in self.turns]
+        reached = [number for number, is_message in enumerate(leads) if is_message]
+        while reached:
+            number = reached.pop()
+            for source in self.before[number]:
+                if not leads[source] and self.turns[source].microbatch == self.turns[number].microbatch:
+                    leads[source] = True
+                    reached.append(source)
+        return leads
 
     def _add(self, first: int, second: int) -> None:
         self.before[second].add(first)
@@ -257,12 +277,12 @@ class _Play:
         ready = [number for number in allowed if self.ready_s[number] <= begin_s]
         return begin_s, min(ready, key=self._rank)
 
-    def _rank(self, number: int) -> tuple[bool, bool, int, int]:
-        """Rank what goes out before what is back, that others begin to work; of these, what is furthest."""
+    def _rank(self, number: int) -> tuple[bool, bool, bool, int, int]:
+        """Rank what others wait for first, what goes out before what is back; of these, what is furthest."""
         turn, place = self.turns.turns[number], self.turns.places[number]
         if turn.microbatch is None:
-            return True, False, place, number
-        return False, place not in self.outward, -place, number
+            return True, False, False, place, number
+        return False, not self.turns.leads[number], place not in self.outward, -place, number
 
     def _may_begin(self, site: Site, number: int) -> bool:
         microbatch, begun = self.turns.turns[number].microbatch, self.under_way[site]

@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 from partc.compiler.importing.import_training import import_training_graph
+from partc.passes.microbatches import cut_behind_messages
 from partc.runtime.errors import NoPlacement
 from tests.builders.graphs.soap_models import MODELS, OPTIMIZED, soap_model
 from tests.builders.plans.compiled_steps import compile_as_allowed, random_batches, verified
@@ -30,6 +31,12 @@ CLASSES = dict.fromkeys(("mlp", *OPTIMIZED, "convolutions", "odd images", "sprea
 @pytest.fixture(autouse=True)
 def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     open_in_float64(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def are_cut_however_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what no message waits for run apart, wherever that is as quick, in these small steps too."""
+    monkeypatch.setattr(cut_behind_messages, "SLOT_S", 0.0)
 
 
 def check(model: str, seed: int, folder: Path, are_equal: bool = True) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Literal
 
 from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.passes.configure import configure
@@ -21,21 +22,22 @@ from partc.passes.distribute import lay_out
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.named.weight_layouts import sent_along
 from partc.passes.search.operators.forward_nodes import find_variables_behind
+from partc.passes.search.stages.cut_stages import ADDITION_TRAFFIC, find_unawaited, gradient_bytes
 from partc.passes.search.stages.pipeline_space import Pipeline
-from partc.passes.search.stages.shared_weights import PipelineTraffic, SharedPipeline
+from partc.passes.search.stages.shared_weights import LineTimes, PipelineTraffic, SharedPipeline
 
-ADDITION_TRAFFIC = 3  # memory bytes per byte added
 SEGMENTS = 2  # of a micro-batch at a stage: forward and back
 
-TimedTransfer = tuple[int, bool, float]  # place in the line, is it on the way forward, seconds
+Phase = Literal["ahead", "back", "behind"]  # forward, back, and back with nobody waiting for it
+TimedWork = tuple[int, Phase, float]  # place in the line, when, seconds
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A node: its place in the line, what it computes, and the bytes of it that are weights' or samples'."""
+    """A node: its place in the line, when it runs, what it computes, its bytes of weights or of samples."""
 
     place: int
-    is_ahead: bool
+    phase: Phase
     flops: int
     weight_bytes: int
     sample_bytes: int
@@ -50,53 +52,57 @@ class PipelineEstimate:
 
     pipelines: StepPipelines
     laid_out: int = 0
-    _ways: dict[tuple[int, int, int], tuple[list[float], list[float]]] = field(default_factory=dict)
-    _sent: dict[tuple[int, int], tuple[TimedTransfer, ...]] = field(default_factory=dict)
+    _ways: dict[tuple[int, int, int], LineTimes] = field(default_factory=dict)
+    _sent: dict[tuple[int, int], tuple[TimedWork, ...]] = field(default_factory=dict)
 
     def step_s(self, pipeline: Pipeline) -> float:
         """Return about how long a step takes."""
         line, prices, count = self.pipelines.line, self.pipelines.prices, pipeline.microbatches
-        both, ahead = map(list, self._times(pipeline))
+        of_one = self._times(pipeline)
+        both, ahead, behind = map(list, (of_one.both, of_one.ahead, of_one.behind))
         borders = list(pairwise((0, *pipeline.starts, len(both))))
         for begin, _ in borders:
             both[begin] += SEGMENTS * prices.start_s
             ahead[begin] += prices.start_s
         sent, shares = prices.sent(pipeline.stages), self.pipelines.shares(pipeline.data)
-        times = [count * seconds for seconds in both], [count * seconds for seconds in ahead]
+        times = LineTimes(*([count * second for second in seconds] for seconds in (both, ahead, behind)))
         traffic = PipelineTraffic(sent, count, shares=shares)
-        turns = SharedPipeline(*times, line.nbytes, line.shared, pipeline.stages, traffic)
+        turns = SharedPipeline(times, line.nbytes, line.shared, pipeline.stages, traffic)
         ends = (self._end_s(pipeline, stage, *border) for stage, border in enumerate(borders))
         return turns.step_s(pipeline.starts) + max(ends)
 
     def replicas_s(self, data: int, microbatches: int = 1) -> float:
         """Return about how long a step of whole replicas takes, whose sums go on beside the way back."""
         replicas, start_s = Pipeline(data, 1, (), microbatches), self.pipelines.prices.start_s
-        both, ahead = (microbatches * (sum(times) + start_s) for times in self._times(replicas))
-        sums_s, update_s = self._apart_s(replicas, 0, 0, len(self.pipelines.line.times))
+        times = self._times(replicas)
+        both, ahead = (microbatches * (sum(seconds) + start_s) for seconds in (times.both, times.ahead))
+        sums_s, update_s = self._apart_s(replicas, 0, 0, len(self.pipelines.line.seconds.both))
         return ahead + max(both - ahead + start_s, sums_s) + update_s
 
-    def _times(self, pipeline: Pipeline) -> tuple[list[float], list[float]]:
-        """Return what each place takes of a micro-batch: forward and back, and forward alone."""
+    def _times(self, pipeline: Pipeline) -> LineTimes:
+        """Return what each place takes of a micro-batch: of all, forward alone, and with nobody waiting."""
         key = pipeline.data, pipeline.tensor, pipeline.microbatches
         if key not in self._ways:
-            both, ahead = ([0.0] * len(self.pipelines.line.times) for _ in range(2))
-            for place, is_ahead, seconds in self._each(*key):
+            both, ahead, behind = ([0.0] * len(self.pipelines.line.seconds.both) for _ in range(3))
+            of_phase: dict[Phase, list[float]] = {"ahead": ahead, "behind": behind}
+            for place, phase, seconds in self._each(*key):
                 both[place] += seconds
-                ahead[place] += seconds if is_ahead else 0.0
-            self._ways[key] = both, ahead
+                if phase in of_phase:
+                    of_phase[phase][place] += seconds
+            self._ways[key] = LineTimes(both, ahead, behind)
         return self._ways[key]
 
-    def _each(self, data: int, tensor: int, count: int) -> Iterator[TimedTransfer]:
+    def _each(self, data: int, tensor: int, count: int) -> Iterator[TimedWork]:
         """Yield what nodes, additions of gradients and messages along `tensor` take of a micro-batch."""
         prices, parts = self.pipelines.prices, count * self.pipelines.shares(data)
         for work in self._works:
             nbytes = (work.sample_bytes // parts + work.weight_bytes) // tensor
-            yield work.place, work.is_ahead, prices.node_s(work.flops // parts // tensor, nbytes)
+            yield work.place, work.phase, prices.node_s(work.flops // parts // tensor, nbytes)
         for place, nbytes in enumerate(self._gradient_bytes):
             if count > 1 and nbytes:
-                yield place, False, prices.node_s(0, ADDITION_TRAFFIC * nbytes // tensor)
-        for place, is_ahead, sent in self._sent_along(data, tensor) if tensor > 1 else ():
-            yield place, is_ahead, prices.sum_s(sent / parts, range(tensor))
+                yield place, "behind", prices.node_s(0, ADDITION_TRAFFIC * nbytes // tensor)
+        for place, phase, sent in self._sent_along(data, tensor) if tensor > 1 else ():
+            yield place, phase, prices.sum_s(sent / parts, range(tensor))
 
     def _end_s(self, pipeline: Pipeline, stage: int, begin: int, end: int) -> float:
         return sum(self._apart_s(pipeline, stage, begin, end))
@@ -140,13 +146,18 @@ class PipelineEstimate:
                 if tensor.name and not is_table:
                     sizes[tensor.name not in weights] += facts.nbytes(tensor.name)
             flops = rule.flops if rule is not None else 0
-            yield _Work(line.places.nodes[node.name], node.name in self._forward, flops, *sizes)
+            yield _Work(line.places.nodes[node.name], self._phase(node.name), flops, *sizes)
+
+    def _phase(self, node: str) -> Phase:
+        return self._phases.get(node, "back")
 
     @cached_property
-    def _forward(self) -> set[str]:
-        return {node.name for node in self.pipelines.line.nodes}
+    def _phases(self) -> dict[str, Phase]:
+        analysis, line = self.pipelines.analysis, self.pipelines.line
+        behind: dict[str, Phase] = {node.name: "behind" for node in find_unawaited(analysis, line.places)}
+        return behind | {node.name: "ahead" for node in line.nodes}
 
-    def _sent_along(self, data: int, tensor: int) -> tuple[TimedTransfer, ...]:
+    def _sent_along(self, data: int, tensor: int) -> tuple[TimedWork, ...]:
         """Return what is sent along `tensor`, as the bytes in place of seconds of an AllReduce as long."""
         workers = self.pipelines.space.workers
         if self.laid_out:
@@ -158,7 +169,7 @@ class PipelineEstimate:
             graph = lay_out(analysis, {}, configure(analysis, self.pipelines.strategy(alone)))
             maker = {t.name: node.name for node in analysis.training.graph.nodes for t in node.outputs}
             self._sent[key] = tuple(
-                (line.places.nodes[node], node in self._forward, times / 2 * analysis.facts.nbytes(name))
+                (line.places.nodes[node], self._phase(node), times / 2 * analysis.facts.nbytes(name))
                 for name, times in sent_along(graph, analysis.order, axis=1).items()
                 if (node := maker.get(name, "")) in analysis.main
             )
@@ -166,13 +177,8 @@ class PipelineEstimate:
 
     @cached_property
     def _gradient_bytes(self) -> Sequence[int]:
-        """Return the bytes of the gradients of every place's variables."""
-        analysis, line = self.pipelines.analysis, self.pipelines.line
-        nbytes_of = [0] * len(line.times)
-        for parameter, gradient in analysis.training.gradients.items():
-            name = gradient.dense or gradient.rows
-            nbytes_of[line.places.variables[parameter]] += analysis.facts.nbytes(name) if name else 0
-        return nbytes_of
+        line = self.pipelines.line
+        return gradient_bytes(self.pipelines.analysis, line.places, len(line.seconds.both))
 
     @cached_property
     def _update_bytes(self) -> Sequence[int]:

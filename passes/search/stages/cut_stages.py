@@ -20,6 +20,7 @@ from partc.passes.layouts.place_nodes import find_mixed, place_nodes
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.passes.search.stages.shared_weights import (
+    LineTimes,
     PipelineTraffic,
     SharedPipeline,
     SharedWeight,
@@ -30,22 +31,24 @@ from partc.runtime.log import log
 
 NodeSeconds = Callable[[int, int], float]  # (flops, bytes read and written) -> seconds
 TOLERANCE = 0.05
+ADDITION_TRAFFIC = 3  # memory bytes per byte added
+ADDITIONS = frozenset({"Add", "Sum"})
 
 
 @dataclass(frozen=True)
 class StageLine:
     """The forward nodes of data and variables, in their order: a stage may begin with any but the first.
 
-    times   of each, with what goes with it on the way back and in updates, in seconds
-    ahead   of each, on the way forward alone
+    seconds of each, with what goes with it on the way back and in updates
+    added   of each, what one micro-batch's gradients take to be added to those of others
     nbytes  that go over a cut before each place
     shared  weights that several of them read
     places  of all nodes and variables, each with that of the line that it goes with
     """
 
     nodes: Sequence[gs.Node]
-    times: Sequence[float]
-    ahead: Sequence[float]
+    seconds: LineTimes
+    added: Sequence[float]
     nbytes: Sequence[int]
     shared: Sequence[SharedWeight]
     places: Places
@@ -61,11 +64,22 @@ class StageLine:
                 at=f"--strategy pipeline={stages}",
                 fix=f"use at most {max(1, len(self.nodes))} stages",
             )
-        starts = cut(self.times, self.nbytes, stages)
+        times = self.of_microbatches(traffic.microbatches if traffic is not None else 1)
+        starts = cut(times.both, self.nbytes, stages)
         if traffic is None or not self.shared:
             return starts
-        priced = SharedPipeline(self.times, self.ahead, self.nbytes, self.shared, stages, traffic)
+        priced = SharedPipeline(times, self.nbytes, self.shared, stages, traffic)
         return priced.quickest(starts)
+
+    def of_microbatches(self, count: int) -> LineTimes:
+        """Return the seconds of a step that is divided into so many micro-batches."""
+        if count == 1:
+            return self.seconds
+        both, behind = (
+            [second + count * added for second, added in zip(seconds, self.added, strict=True)]
+            for seconds in (self.seconds.both, self.seconds.behind)
+        )
+        return LineTimes(both, self.seconds.ahead, behind)
 
     def begins(self, starts: Sequence[int]) -> dict[str, int]:
         """Return the nodes with which a stage begins -> the stage: all that they read is of earlier ones."""
@@ -99,12 +113,50 @@ def stage_line(analysis: Analysis, seconds: NodeSeconds) -> StageLine:
     alone = place_nodes(analysis, {node.name: place for place, node in enumerate(line)}, count)
     return StageLine(
         line,
-        _sum_at(analysis, analysis.training.graph.nodes, alone, count, seconds),
-        _sum_at(analysis, forward, alone, count, seconds),
+        LineTimes(
+            *(
+                _sum_at(analysis, nodes, alone, count, seconds)
+                for nodes in (analysis.training.graph.nodes, forward, find_unawaited(analysis, alone))
+            )
+        ),
+        [
+            seconds(0, ADDITION_TRAFFIC * size) if size else 0.0
+            for size in gradient_bytes(analysis, alone, count)
+        ],
         _bytes_behind(analysis, line),
         find_shared_weights(analysis, alone),
         alone,
     )
+
+
+def gradient_bytes(analysis: Analysis, places: Places, count: int) -> list[int]:
+    """Return the bytes of the gradients of the variables at each of so many places."""
+    nbytes_of = [0] * count
+    for parameter, gradient in analysis.training.gradients.items():
+        name = gradient.dense or gradient.rows
+        nbytes_of[places.variables[parameter]] += analysis.facts.nbytes(name) if name else 0
+    return nbytes_of
+
+
+def find_unawaited(analysis: Analysis, places: Places) -> list[gs.Node]:
+    """Return what leads to gradients of variables alone, which no other place waits for, and the updates."""
+    main = [node for node in analysis.training.graph.nodes if node.name in analysis.main]
+    updates = [node for node in analysis.training.graph.nodes if node.name not in analysis.main]
+    ahead = {node.name for node in forward_nodes(analysis.training, analysis.main)}
+    readers: dict[str, list[gs.Node]] = {}
+    unawaited: dict[str, gs.Node] = {}
+    for node in reversed(main):
+        behind = [reader for tensor in node.outputs for reader in readers.get(tensor.name, ())]
+        is_awaited = any(
+            reader.name not in unawaited
+            or (reader.op not in ADDITIONS and places.nodes[reader.name] != places.nodes[node.name])
+            for reader in behind
+        )
+        if node.name not in ahead and not is_awaited:
+            unawaited[node.name] = node
+        for tensor in node.inputs:
+            readers.setdefault(tensor.name, []).append(node)
+    return [*unawaited.values(), *updates]
 
 
 def cut_stages(
@@ -116,7 +168,7 @@ def cut_stages(
     """
     line = stage_line(analysis, seconds)
     starts = line.cut(stages, traffic)
-    _tell_balance(line.times, starts)
+    _tell_balance(line.seconds.both, starts)
     return line.begins(starts)
 
 

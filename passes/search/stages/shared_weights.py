@@ -16,11 +16,26 @@ import numpy as np
 
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.configuration import Places
+from partc.passes.scheduling.order_by_time import SLOT_S
 from partc.passes.search.operators.forward_nodes import find_variables_behind
 
 SentSeconds = Callable[[float, int, int], float]  # (bytes, of stage, to stage) -> seconds
 Array = np.ndarray[Any, np.dtype[Any]]
 TOLERANCES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, inf)  # above the busiest stage
+
+
+@dataclass(frozen=True, slots=True)
+class LineTimes:
+    """Seconds of a step at each place of a line of nodes.
+
+    both    of all that goes with the place
+    ahead   of that, on the way forward
+    behind  of that, what no other stage waits for: gradients of weights
+    """
+
+    both: Sequence[float]
+    ahead: Sequence[float]
+    behind: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +88,16 @@ class SharedPipeline:
 
     def __init__(
         self,
-        seconds: Sequence[float],
-        forward: Sequence[float],
+        times: LineTimes,
         nbytes: Sequence[int],
         shared: Sequence[SharedWeight],
         stages: int,
         traffic: PipelineTraffic,
     ) -> None:
-        self.until = np.array([0.0, *accumulate(second / traffic.ranks for second in seconds)])
-        self.forward = np.array([0.0, *accumulate(second / traffic.ranks for second in forward)])
+        self.until, self.forward, self.behind = (
+            np.array([0.0, *accumulate(second / traffic.ranks for second in seconds)])
+            for seconds in (times.both, times.ahead, times.behind)
+        )
         self.nbytes = nbytes
         self.shared = shared
         self.stages = stages
@@ -104,10 +120,14 @@ class SharedPipeline:
         return list(dict.fromkeys(sum(end <= place for end in ends) for place in weight.readers))
 
     def step_s(self, ends: Sequence[int]) -> float:
-        """Return what a step takes: each stage goes on with the micro-batch that is furthest (1F1B)."""
+        """Return what a step takes: each stage goes on with the micro-batch that is furthest (1F1B).
+
+        What others wait for is sent before the stage does what nobody waits for (cut_behind_messages.py).
+        """
         count, last = self.traffic.microbatches, self.stages - 1
         ahead = [second / count for second in self._per_stage(self.forward, ends)]
         both = [second / count for second in self._per_stage(self.until, ends)]
+        behind = [second / count for second in self._per_stage(self.behind, ends)]
         links = [self._link_s(stage, end) for stage, end in enumerate(ends)]
         play = _Play(self.stages, count)
         weights = [self._stages_of(weight, ends) for weight in self.shared]
@@ -118,7 +138,8 @@ class SharedPipeline:
                     play.clock[stage] = max(play.clock[stage], ready)
                     play.clock[stage] += both[stage] - ahead[stage] if is_back else ahead[stage]
                     if is_back and stage:
-                        play.send(stage, stage - 1, turn, links[stage - 1])
+                        made_s = play.clock[stage] - (behind[stage] if behind[stage] >= SLOT_S else 0.0)
+                        play.send(stage, stage - 1, turn, links[stage - 1], made_s)
                     elif not is_back and stage < last:
                         play.send(stage, stage + 1, turn, links[stage])
                     elif not is_back:
@@ -202,9 +223,17 @@ class _Play:
         self.there = [dict.fromkeys(turns, inf) for turns in self.turns]
         self.there[0].update({(False, number): 0.0 for number in range(count)})
 
-    def send(self, source: int, target: int, turn: tuple[bool, int] | None, seconds: float) -> None:
-        """Send what a stage has just made, one message after the other."""
-        stop = max(self.clock[source], self.busy[source], self.busy[target]) + seconds
+    def send(
+        self,
+        source: int,
+        target: int,
+        turn: tuple[bool, int] | None,
+        seconds: float,
+        made_s: float | None = None,
+    ) -> None:
+        """Send what a stage has just made, or has had for a while, one message after the other."""
+        made_s = self.clock[source] if made_s is None else made_s
+        stop = max(made_s, self.busy[source], self.busy[target]) + seconds
         self.busy[source] = self.busy[target] = stop
         if turn is not None:
             self.there[target][turn] = stop
