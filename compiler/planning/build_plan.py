@@ -7,7 +7,7 @@ import onnx
 from partc.compiler.output.plan_files import PlanFiles
 from partc.compiler.output.title_segments import SegmentTitler
 from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks, ranks_at_sites
-from partc.compiler.planning.mesh_sums import MeshSums
+from partc.compiler.planning.mesh_messages import MeshMessages
 from partc.compiler.planning.order_step import OrderedStep, owned_rows
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes, prices_sha256
@@ -91,7 +91,7 @@ def _moments(program: Program) -> dict[str, tuple[int, ...]]:
 
 def _host_grid(cluster: Cluster, meshes: Meshes) -> HostGrid:
     workers = tuple(placed.host for placed in ranks_of(cluster) if placed.replica is not None)
-    return HostGrid(len(cluster.hosts), workers, MeshSums(meshes, cluster).go_by_levels)
+    return HostGrid(len(cluster.hosts), workers, MeshMessages(meshes, cluster).go_by_levels)
 
 
 def _segment_writer(

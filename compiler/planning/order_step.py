@@ -5,14 +5,15 @@ graph go together, and a step that was priced is written as it was ordered.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
 from partc.compiler.planning.describe_ranks import OwnedRows
 from partc.compiler.planning.price_messages import MessagePrices
-from partc.cost.cluster.cluster import Cluster, ranks_of
-from partc.cost.simulation.roofline import node_s
+from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of
+from partc.cost.simulation.roofline import node_s, start_s, work_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -40,6 +41,7 @@ from partc.passes.scheduling.order_by_time import (
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
 from partc.passes.scheduling.schedule import Communication, Item, schedule
+from partc.passes.scheduling.segment_work import WorkCounter
 from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.runtime.plan.program import Recomputed
 
@@ -72,18 +74,19 @@ def order_step(
         gather_again(lowered, {node.name for node in forward_nodes(analysis.training, analysis.main)})
     message_s = MessagePrices(lowered, cluster, _slowest_link(cluster))
     seconds = _durations(lowered, cluster, message_s)
+    segment_s = _segment_seconds(lowered, cluster, message_s)
     items, repeated = _in_order(analysis, lowered, rows, cluster, message_s, seconds)
     overwrites = [(state.value, state.next) for state in lowered.states]
 
     def in_turns(items: Sequence[Item]) -> tuple[Callable[[bool], list[Turn]], set[str]]:
         placed, gathered = place_gathers(items, lowered, are_late=is_limited)
-        cut = cut_behind_messages(placed, lowered, seconds)
+        cut = cut_behind_messages(placed, lowered, segment_s)
         orders = [placed] if len(cut) == len(placed) else [placed, cut]
         joined = [join_microbatches(order, lowered, repeated) for order in orders]
 
         def taken(are_few: bool) -> list[Turn]:
             takes = [
-                take_turns(order, repeated, overwrites, lowered.meshes.sites, seconds, are_few)
+                take_turns(order, repeated, overwrites, lowered.meshes.sites, segment_s, are_few)
                 for order in (joined[:1] if are_few else joined)
             ]
             return min(takes, key=lambda one: one.length_s).turns
@@ -212,6 +215,27 @@ def _durations(lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices
     return seconds
 
 
+def _segment_seconds(
+    lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices
+) -> Callable[[Item], float]:
+    """Return what tells the seconds of an item as the simulator does, on the first worker or on links."""
+    worker = _first_worker(cluster)
+    counter = WorkCounter(lowered, {}, len(cluster.hosts), names_kernels=False)
+    reads = Counter(tensor.name for node in lowered.nodes for tensor in node.inputs)
+    reads.update(value for _, value, _ in lowered.outputs)
+    reads.update(state.next for state in lowered.states)
+
+    def seconds(item: Item) -> float:
+        if isinstance(item, Communication):
+            return message_s(item)
+        own = Counter(tensor.name for node in item.nodes for tensor in node.inputs)
+        made = {tensor.name for node in item.nodes for tensor in node.outputs}
+        work = counter.count(item.nodes, {name for name in made if reads[name] > own[name]})
+        return start_s(worker, cluster) + work_s(work, worker, cluster)
+
+    return seconds
+
+
 def _recomputation(
     analysis: Analysis, lowered: LoweredGraph, repeated: Repeated, limit_bytes: int, cluster: Cluster
 ) -> Recomputation:
@@ -220,5 +244,8 @@ def _recomputation(
 
 def _node_seconds(cluster: Cluster) -> Callable[[int, int], float]:
     """Return what tells the seconds of a node on the first worker by its FLOP and the bytes it touches."""
-    worker = next(placed for placed in ranks_of(cluster) if placed.replica is not None)
-    return partial(node_s, rank=worker, cluster=cluster)
+    return partial(node_s, rank=_first_worker(cluster), cluster=cluster)
+
+
+def _first_worker(cluster: Cluster) -> ClusterRank:
+    return next(placed for placed in ranks_of(cluster) if placed.replica is not None)

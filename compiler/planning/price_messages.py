@@ -1,6 +1,6 @@
-"""What messages take on links: sums along axes of a mesh, all groups of ranks at once; others, roughly."""
+"""What messages take on links: sums along axes of a mesh, and from mesh to mesh; others, roughly."""
 
-from partc.compiler.planning.mesh_sums import MeshSums
+from partc.compiler.planning.mesh_messages import MeshMessages
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.profiles import CPU_START_S, PER_COMMUNICATION_S
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -8,12 +8,13 @@ from partc.passes.scheduling.schedule import Communication, Item
 
 
 class MessagePrices:
-    """Prices of a step's messages; of what is no sum, its bytes over the slowest link."""
+    """Prices of a step's messages; of what stays in a mesh and is no sum, its bytes over the slowest link."""
 
     def __init__(self, lowered: LoweredGraph, cluster: Cluster, slowest_bytes_per_s: float) -> None:
         self._lowered = lowered
         self._slowest_bytes_per_s = slowest_bytes_per_s
-        self._sums = MeshSums(lowered.meshes, cluster)
+        self._meshes = {mesh.name for mesh in lowered.meshes.each}
+        self._messages = MeshMessages(lowered.meshes, cluster)
 
     def __call__(self, item: Item) -> float:
         """Return the seconds of a message, from its beginning at a rank to its end, or to begin a segment."""
@@ -22,6 +23,9 @@ class MessagePrices:
         first = item.nodes[0]
         values = [tensor.name for node in item.nodes for tensor in node.outputs]
         nbytes = sum(self._lowered.nbytes.get(value, 0) for value in values)
-        if first.op == "AllReduce" and first.attrs["site"] != "server":
-            return PER_COMMUNICATION_S + self._sums.seconds(first.attrs["site"], first.attrs["axes"], nbytes)
+        site, to = first.attrs.get("site"), first.attrs.get("to")
+        if first.op == "AllReduce" and site != "server":
+            return PER_COMMUNICATION_S + self._messages.sum_s(site, first.attrs["axes"], nbytes)
+        if self._meshes.issuperset((site, to)):
+            return PER_COMMUNICATION_S + self._messages.sent_s(site, to, nbytes)
         return PER_COMMUNICATION_S + nbytes / self._slowest_bytes_per_s

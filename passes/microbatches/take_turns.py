@@ -3,29 +3,32 @@
     stage 0   F0 F1 .  B0 F2 B1 .  B2    every stage sends on what others wait for, then takes what is back,
     stage 1   .  F0 B0 F1 B1 F2 B2 .     and has at most as many under way as there are stages from it on
 
-Where messages take time and the step is the shorter for it, a stage has as many under way as keep it busy:
-one micro-batch's way through the stages behind it and back, in cycles. Which turns are on the way out and
-which on the way back, one micro-batch alone shows: between them its mesh waits longest.
+Where messages take time and the step is the shorter for it, a stage has up to three times as many under way.
+Which turns are on the way out and which on the way back, one micro-batch alone shows: between them its mesh
+waits longest.
 
 The order is that of a simulated step: each mesh runs, when it is free, what is ready. One list holds all
 meshes' turns by the time at which they begin; a message begins right behind the segment that makes it, so
 that who receives it is ready when it comes (Narayanan et al. 2019, PipeDream, section 3.2; Fan et al. 2021,
 DAPPLE, section 3; more under way where messages are slow is the eager 1F1B of Zhuang et al. 2023, On
-Optimizing the Communication of Model Parallelism, section 4).
+Optimizing the Communication of Model Parallelism, section 4). Several orders are made, and each is run again
+as ranks would: they begin messages in their programs' order, and send or receive one after the other.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil, inf
+from math import inf
 
 from partc.passes.microbatches.find_repeated import Repeated
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from partc.runtime.plan.program import Site
 
 LIGHT_SHARE = 0.02  # of a mesh's work for one micro-batch: what is less holds nothing that matters
-IDLE_SHARE = 0.02  # of a cycle: a mesh that waits for less needs no further micro-batch under way
+IDLE_SHARE = 0.02  # of what the busiest mesh does for one: a shorter wait parts no way out from a way back
+UNDER_WAY = (1, 2, 3)  # times as many micro-batches as 1F1B has
+WORTH_SHARE = 0.02  # of a step: what is saved must be more, that memory is taken for more of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,48 +64,64 @@ def take_turns(
     """
     if repeated.count == 1:
         return TakenTurns([Turn(item) for item in items], 0.0)  # nothing to choose: the order is given
-    turns = _Turns(items, repeated, overwrites)
-    outward, needed = _go_alone(items, repeated, seconds)
-    fewest = {site: len(sites) - number for number, site in enumerate(sites)}
-    busy = {site: max(count, needed.get(site, 0)) for site, count in fewest.items()}
-    play = _Play(turns, seconds, fewest, outward)
-    if busy != fewest and not are_few:
-        play = min(play, _Play(turns, seconds, busy, outward), key=_Play.length_s)
-    return TakenTurns([turns.turns[number] for number in play.taken], play.length_s())
+    takes = {id(item): seconds(item) for item in items}
+    turns, outward = _Turns(items, repeated, overwrites), _way_out(items, repeated, takes)
+    best: TakenTurns | None = None
+    for times in UNDER_WAY[:1] if are_few else UNDER_WAY:
+        limits = {site: times * (len(sites) - number) for number, site in enumerate(sites)}
+        orders = [_Play(turns, takes, limits, outward, has_wires).taken for has_wires in (True, False)]
+        length_s, number = min((_run_again(turns, takes, order), n) for n, order in enumerate(orders))
+        if best is not None and length_s >= (1 - WORTH_SHARE) * best.length_s:
+            break
+        best = TakenTurns([turns.turns[place] for place in orders[number]], length_s)
+    assert best is not None
+    return best
 
 
-def _go_alone(
-    items: Sequence[Item], repeated: Repeated, seconds: Callable[[Item], float]
-) -> tuple[set[int], dict[Site, int]]:
-    """Play one micro-batch without others: return what each mesh does before its longest wait, and its needs.
+def _way_out(items: Sequence[Item], repeated: Repeated, takes: Mapping[int, float]) -> set[int]:
+    """Play one micro-batch without others: return the places of what each mesh does before its longest wait.
 
-    That is the way out, as places among the items; what follows is the way back. A mesh needs as many
-    micro-batches as it begins before the first is back and done with. A cycle is the longest that a mesh
-    works for one: who is done with one after k cycles has nothing to do meanwhile but k - 1 others.
+    That is the way out; what follows is the way back.
     """
     turns = _Turns(items, replace(repeated, count=1), ())
-    play = _Play(turns, seconds, {}, ())
+    play = _Play(turns, takes, {}, ())
     idle_s = IDLE_SHARE * max(play.work_s.values(), default=0.0)
-    cycle_s = max(play.work_s.values(), default=0.0) + idle_s
     own: dict[Site, list[int]] = defaultdict(list)
     for number in play.taken:
         item = turns.turns[number].item
         if isinstance(item, Chunk) and turns.turns[number].microbatch is not None:
             own[item.site].append(number)
     outward: set[int] = set()
-    needed: dict[Site, int] = {}
-    for site, numbers in own.items():
-        heavy = [number for number in numbers if play.is_heavy[number]]
+    for numbers in own.values():
         waits = [
             (play.begin_s[after] - play.stop_s(before), play.begin_s[after])
-            for before, after in pairwise(heavy)
+            for before, after in pairwise(number for number in numbers if play.is_heavy[number])
         ]
         wait_s, back_s = max(waits, default=(0.0, 0.0))
         if wait_s > idle_s:
             outward.update(turns.places[number] for number in numbers if play.begin_s[number] < back_s)
-        if cycle_s:
-            needed[site] = ceil((play.stop_s(heavy[-1]) - play.begin_s[heavy[0]]) / cycle_s)
-    return outward, needed
+    return outward
+
+
+def _run_again(turns: "_Turns", takes: Mapping[int, float], order: Sequence[int]) -> float:
+    """Return when the last mesh is done, if all begin their turns and messages in this order."""
+    free_s: dict[tuple[str, Site], float] = defaultdict(float)
+    stop_s: dict[int, float] = {}
+    for number in order:
+        item = turns.turns[number].item
+        is_message = isinstance(item, Communication)
+        sites = _ends(item) if isinstance(item, Communication) else {item.site}
+        computed_s = max((free_s["computes", site] for site in sites), default=0.0)
+        sent_s = max((free_s["sends", site] for site in sites), default=0.0) if is_message else 0.0
+        made_s = max((stop_s[source] for source in turns.before[number]), default=0.0)
+        stop_s[number] = max(computed_s, sent_s, made_s) + takes[id(item)]
+        free_s.update({("sends" if is_message else "computes", site): stop_s[number] for site in sites})
+    return max(stop_s.values(), default=0.0)
+
+
+def _ends(message: Communication) -> set[Site]:
+    """Return the meshes that send or receive a message."""
+    return {node.attrs[end] for node in message.nodes for end in ("site", "to") if end in node.attrs}
 
 
 class _Turns:
@@ -191,18 +210,21 @@ class _Play:
     def __init__(
         self,
         turns: _Turns,
-        seconds: Callable[[Item], float],
-        limits: dict[Site, int],
+        takes: Mapping[int, float],
+        limits: Mapping[Site, int],
         outward: Collection[int],
+        has_wires: bool = False,
     ) -> None:
+        """`has_wires`: messages of a mesh go one after the other; else all that are ready at once."""
         self.turns = turns
         self.limits = limits
         self.outward = outward
-        takes = {id(turn.item): seconds(turn.item) for turn in turns.turns}
+        self.has_wires = has_wires
         self.seconds = [takes[id(turn.item)] for turn in turns.turns]
         self.missing = [len(before) for before in turns.before]
         self.ready_s = [0.0 for _ in turns.turns]
         self.free_s: dict[Site, float] = defaultdict(float)
+        self.sent_s: dict[Site, float] = defaultdict(float)  # until when a mesh sends or receives
         self.waiting: dict[Site, set[int]] = defaultdict(set)
         self.under_way: dict[Site, set[int]] = defaultdict(set)  # micro-batches that were begun
         self.left: dict[tuple[Site, int], int] = defaultdict(
@@ -213,10 +235,6 @@ class _Play:
         self.begin_s: dict[int, float] = {}
         self.taken: list[int] = []
         self._take_all()
-
-    def length_s(self) -> float:
-        """Return when the last mesh is done."""
-        return max(self.free_s.values())
 
     def stop_s(self, number: int) -> float:
         """Return when a mesh is done with a turn."""
@@ -247,9 +265,16 @@ class _Play:
         item = self.turns.turns[number].item
         if isinstance(item, Communication):
             self.taken.append(number)
-            self._finish(number, self.ready_s[number] + self.seconds[number])
+            self._finish(number, self._send(item, number))
         else:
             self.waiting[item.site].add(number)
+
+    def _send(self, message: Communication, number: int) -> float:
+        """Return when a message is there."""
+        ends = _ends(message) if self.has_wires else ()
+        there_s = max(self.ready_s[number], *(self.sent_s[site] for site in ends), 0.0) + self.seconds[number]
+        self.sent_s.update(dict.fromkeys(ends, there_s))
+        return there_s
 
     def _finish(self, number: int, at_s: float) -> None:
         for following in sorted(self.turns.after[number]):

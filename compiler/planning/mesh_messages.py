@@ -1,8 +1,9 @@
-"""Sums along axes of the workers' meshes, all groups of ranks at once: what they take, and by which way."""
+"""Messages of the workers' meshes, all groups of ranks at once: what they take, and by which way sums go."""
 
 from functools import cache
 
 from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.cost.network import collectives
 from partc.cost.network.sums import Lines, all_reduce_along, goes_by_levels
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import seconds_of
@@ -10,7 +11,7 @@ from partc.passes.layouts.meshes import Meshes
 from partc.runtime.plan.program import Site
 
 
-class MeshSums:
+class MeshMessages:
     """Answers for the meshes of a step on a cluster. What was asked before is remembered."""
 
     def __init__(self, meshes: Meshes, cluster: Cluster) -> None:
@@ -18,15 +19,22 @@ class MeshSums:
         self._network = Network(cluster)
         self._workers = [rank.device for rank in ranks_of(cluster) if rank.replica is not None]
         self._lines = cache(self._find_lines)
-        self.seconds = cache(self._find_seconds)
+        self.sum_s = cache(self._find_sum_s)
+        self.sent_s = cache(self._find_sent_s)
         self.go_by_levels = cache(self._find_whether_by_levels)
 
     def _find_lines(self, site: Site, axes: tuple[int, ...]) -> Lines:
         mesh = self._meshes.of(site)
         return [tuple(self._workers[mesh.workers[at]] for at in line) for line in mesh.lines(axes)]
 
-    def _find_seconds(self, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
+    def _find_sum_s(self, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
         return seconds_of(self._network, all_reduce_along(self._network, self._lines(site, axes), nbytes))
+
+    def _find_sent_s(self, source: Site, target: Site, nbytes: int) -> float:
+        """Return what bytes take from each rank of a mesh to the one at its place in another."""
+        ends = zip(self._meshes.of(source).workers, self._meshes.of(target).workers, strict=False)
+        pairs = {(begin, end): float(nbytes) for begin, end in ends if begin != end}
+        return seconds_of(self._network, collectives.exchange(self._network, self._workers, pairs))
 
     def _find_whether_by_levels(
         self, site: Site, axes: tuple[int, ...], nbytes: int, is_rounded: bool
