@@ -28,8 +28,8 @@ from partc.passes.search.stages.shared_weights import LineTimes, PipelineTraffic
 
 SEGMENTS = 2  # of a micro-batch at a stage: forward and back
 
-Phase = Literal["ahead", "back", "behind"]  # forward, back, and back with nobody waiting for it
-TimedWork = tuple[int, Phase, float]  # place in the line, when, seconds
+When = Literal["ahead", "back", "behind"]  # forward, back, and back with nobody waiting for it
+TimedWork = tuple[int, When, float]  # place in the line, when, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Work:
     """A node: its place in the line, when it runs, what it computes, its bytes of weights or of samples."""
 
     place: int
-    phase: Phase
+    when: When
     flops: int
     weight_bytes: int
     sample_bytes: int
@@ -84,11 +84,11 @@ class PipelineEstimate:
         key = pipeline.data, pipeline.tensor, pipeline.microbatches
         if key not in self._ways:
             both, ahead, behind = ([0.0] * len(self.pipelines.line.seconds.both) for _ in range(3))
-            of_phase: dict[Phase, list[float]] = {"ahead": ahead, "behind": behind}
-            for place, phase, seconds in self._each(*key):
+            of_when: dict[When, list[float]] = {"ahead": ahead, "behind": behind}
+            for place, when, seconds in self._each(*key):
                 both[place] += seconds
-                if phase in of_phase:
-                    of_phase[phase][place] += seconds
+                if when in of_when:
+                    of_when[when][place] += seconds
             self._ways[key] = LineTimes(both, ahead, behind)
         return self._ways[key]
 
@@ -97,12 +97,12 @@ class PipelineEstimate:
         prices, parts = self.pipelines.prices, count * self.pipelines.shares(data)
         for work in self._works:
             nbytes = (work.sample_bytes // parts + work.weight_bytes) // tensor
-            yield work.place, work.phase, prices.node_s(work.flops // parts // tensor, nbytes)
+            yield work.place, work.when, prices.node_s(work.flops // parts // tensor, nbytes)
         for place, nbytes in enumerate(self._gradient_bytes):
             if count > 1 and nbytes:
                 yield place, "behind", prices.node_s(0, ADDITION_TRAFFIC * nbytes // tensor)
-        for place, phase, sent in self._sent_along(data, tensor) if tensor > 1 else ():
-            yield place, phase, prices.sum_s(sent / parts, range(tensor))
+        for place, when, sent in self._sent_along(data, tensor) if tensor > 1 else ():
+            yield place, when, prices.sum_s(sent / parts, range(tensor))
 
     def _end_s(self, pipeline: Pipeline, stage: int, begin: int, end: int) -> float:
         return sum(self._apart_s(pipeline, stage, begin, end))
@@ -146,15 +146,15 @@ class PipelineEstimate:
                 if tensor.name and not is_table:
                     sizes[tensor.name not in weights] += facts.nbytes(tensor.name)
             flops = rule.flops if rule is not None else 0
-            yield _Work(line.places.nodes[node.name], self._phase(node.name), flops, *sizes)
+            yield _Work(line.places.nodes[node.name], self._when(node.name), flops, *sizes)
 
-    def _phase(self, node: str) -> Phase:
-        return self._phases.get(node, "back")
+    def _when(self, node: str) -> When:
+        return self._when_of.get(node, "back")
 
     @cached_property
-    def _phases(self) -> dict[str, Phase]:
+    def _when_of(self) -> dict[str, When]:
         analysis, line = self.pipelines.analysis, self.pipelines.line
-        behind: dict[str, Phase] = {node.name: "behind" for node in find_unawaited(analysis, line.places)}
+        behind: dict[str, When] = {node.name: "behind" for node in find_unawaited(analysis, line.places)}
         return behind | {node.name: "ahead" for node in line.nodes}
 
     def _sent_along(self, data: int, tensor: int) -> tuple[TimedWork, ...]:
@@ -169,7 +169,7 @@ class PipelineEstimate:
             graph = lay_out(analysis, {}, configure(analysis, self.pipelines.strategy(alone)))
             maker = {t.name: node.name for node in analysis.training.graph.nodes for t in node.outputs}
             self._sent[key] = tuple(
-                (line.places.nodes[node], self._phase(node), times / 2 * analysis.facts.nbytes(name))
+                (line.places.nodes[node], self._when(node), times / 2 * analysis.facts.nbytes(name))
                 for name, times in sent_along(graph, analysis.order, axis=1).items()
                 if (node := maker.get(name, "")) in analysis.main
             )
