@@ -62,18 +62,24 @@ class Owner:
 
 def owners_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
     """Return who holds each variable: in the order of their first elements, then of ranks; no empty parts."""
-    owners: dict[str, list[Owner]] = {}
+    alike: dict[str, dict[Box | None, list[Owner]]] = {}  # thousands of ranks have few boxes of a variable
     for rank in plan.ranks:
         for piece in rank.pieces:
-            if not is_empty(piece.box):
-                owners.setdefault(piece.variable, []).append(Owner(rank.rank, piece))
-    return {
-        variable.name: tuple(
-            sorted(owners[variable.name], key=lambda owner: (first_index(owner.piece.box), owner.rank))
-        )
-        for variable in plan.variables
-        if variable.name in owners
-    }
+            alike.setdefault(piece.variable, {}).setdefault(piece.box, []).append(Owner(rank.rank, piece))
+    owners: dict[str, tuple[Owner, ...]] = {}
+    for variable in plan.variables:
+        places = [
+            (index, owner.rank, owner)
+            for box, same in alike.get(variable.name, {}).items()
+            if not is_empty(box)
+            for index in [first_index(box)]
+            for owner in same
+        ]
+        if places:
+            owners[variable.name] = tuple(
+                owner for _, _, owner in sorted(places, key=lambda place: place[:2])
+            )
+    return owners
 
 
 def copies_of(owners: Sequence[Owner]) -> list[tuple[Owner, ...]]:
