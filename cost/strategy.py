@@ -78,6 +78,7 @@ class OpConfig(Record, frozen=True, omit_defaults=True):
 class Strategy(Record, frozen=True, omit_defaults=True):
     """A synchronisation per trained parameter, and how the replicas' gradients become one.
 
+    parameters       of those left out, gradients are all-reduced, and of tables the rows read are gathered
     recompute_bytes  what a step's values may take at once on a worker; others are computed again
     mesh             axis -> parts: the workers in their order as a grid, whose first axis tells replicas
                      apart. Empty: every worker is a replica
@@ -91,7 +92,7 @@ class Strategy(Record, frozen=True, omit_defaults=True):
 
     format: str
     batch: Batch
-    parameters: dict[str, Synchronisation]
+    parameters: dict[str, Synchronisation] = msgspec.field(default_factory=dict)
     aggregation: Aggregation = Aggregation()
     recompute_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     mesh: dict[str, int] = msgspec.field(default_factory=dict)
@@ -171,7 +172,8 @@ def read_strategy(path: Path) -> Strategy:
         raise BadStrategy(
             what,
             at=f"{path}: {where.strip('`') or 'the file as a whole'}",
-            fix="compare with a strategy.json that compile wrote, and with cost/strategy.schema.json",
+            fix=f'a file has at least {{"format": "{MESH_STRATEGY_FORMAT}", "batch": "global"}}; compare with a '
+            "strategy.json that compile wrote, and with cost/strategy.schema.json",
         ) from error
     if strategy.format not in (STRATEGY_FORMAT, MESH_STRATEGY_FORMAT):
         raise BadStrategy(

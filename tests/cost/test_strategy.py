@@ -63,7 +63,7 @@ def test_axes_and_dimensions_keep_their_order(tmp_path: Path) -> None:
     ("text", "what", "at"),
     [
         ("{", "truncated", "as a whole"),
-        ('{"format": "partc-strategy/1", "batch": "global"}', "missing required field", "as a whole"),
+        ('{"format": "partc-strategy/1", "parameters": {}}', "missing required field", "as a whole"),
         (
             '{"format": "partc-strategy/1", "batch": "global", "parameters": {"W": {"method": "magic"}}}',
             "Invalid enum value 'magic'",
@@ -86,6 +86,15 @@ def test_a_malformed_file_is_refused_with_the_place(tmp_path: Path, text: str, w
 
     assert what in caught.value.what
     assert at in caught.value.at
+
+
+def test_a_file_by_hand_needs_a_format_and_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "least.json").write_text('{"format": "partc-strategy/2", "batch": "global"}')
+    (tmp_path / "less.json").write_text('{"format": 2}')
+
+    assert read_strategy(tmp_path / "least.json") == Strategy(MESH_STRATEGY_FORMAT, "global")
+    with pytest.raises(BadStrategy, match='"format": "partc-strategy/2", "batch": "global"'):
+        read_strategy(tmp_path / "less.json")
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
