@@ -78,24 +78,17 @@ def order_step(
     items, repeated = _in_order(analysis, lowered, rows, cluster, message_s, seconds)
     overwrites = [(state.value, state.next) for state in lowered.states]
 
-    def in_turns(items: Sequence[Item]) -> tuple[Callable[[bool], list[Turn]], set[str]]:
+    def in_turns(items: Sequence[Item]) -> tuple[list[Turn], list[Turn], set[str]]:
         placed, gathered = place_gathers(items, lowered, are_late=is_limited)
         cut = cut_behind_messages(placed, lowered, segment_s)
         orders = [placed] if len(cut) == len(placed) else [placed, cut]
         joined = [join_microbatches(order, lowered, repeated) for order in orders]
+        taken = [take_turns(each, repeated, overwrites, lowered.meshes.sites, segment_s) for each in joined]
+        quickest = min((each[-1] for each in taken), key=lambda one: one.length_s)
+        return taken[0][0].turns, quickest.turns, gathered
 
-        def taken(are_few: bool) -> list[Turn]:
-            takes = [
-                take_turns(order, repeated, overwrites, lowered.meshes.sites, segment_s, are_few)
-                for order in (joined[:1] if are_few else joined)
-            ]
-            return min(takes, key=lambda one: one.length_s).turns
-
-        return taken, gathered
-
-    taken, gathered = in_turns(items)
-    turns, recomputed = taken(is_limited), None
-    fewer = taken(True) if repeated.count > 1 and not is_limited else turns
+    fewer, quickest, gathered = in_turns(items)
+    turns, recomputed = fewer if is_limited else quickest, None
     if strategy.recompute_bytes is not None:
         limit_bytes = strategy.recompute_bytes
         search = _recomputation(analysis, lowered, repeated, limit_bytes, cluster)
@@ -103,8 +96,7 @@ def order_step(
         if before_bytes > limit_bytes:
             cutter = Cutter(lowered, search.sizes, before_bytes)
             if repeated.count == 1:
-                taken, gathered = in_turns([piece for item in items for piece in cutter.cut(item)])
-                turns = taken(is_limited)
+                turns, _, gathered = in_turns([piece for item in items for piece in cutter.cut(item)])
             else:
                 turns = [Turn(piece, turn.microbatch) for turn in turns for piece in cutter.cut(turn.item)]
             search.fit(turns)

@@ -85,9 +85,12 @@ def owners_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
 def copies_of(owners: Sequence[Owner]) -> list[tuple[Owner, ...]]:
     """Return the owners of each part: those who hold the same one must hold the same bits."""
     copies: dict[Box | None, list[Owner]] = {}
+    normal: dict[Box | None, Box | None] = {None: None}
     for owner in owners:
         box = owner.piece.box
-        copies.setdefault(None if box is None else normalised(box), []).append(owner)
+        if box not in normal:
+            normal[box] = normalised(box)
+        copies.setdefault(normal[box], []).append(owner)
     return [tuple(same) for same in copies.values()]
 
 

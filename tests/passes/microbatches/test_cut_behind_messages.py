@@ -102,7 +102,7 @@ def test_two_stages_have_a_third_of_the_bubble(lowered: LoweredGraph) -> None:
     repeated = Repeated(8, frozenset(of_each), frozenset(node.name for i in items for node in i.nodes))
 
     lengths = [
-        take_turns(order, repeated, [], ["stage0", "stage1"], second_each).length_s
+        take_turns(order, repeated, [], ["stage0", "stage1"], second_each)[-1].length_s
         for order in (items, cut_behind_messages(items, lowered, second_each))
     ]
     assert lengths == [27, 25]

@@ -48,7 +48,7 @@ def pipeline(stages: int, count: int) -> tuple[list[Item], Repeated]:
 def order(stages: int, count: int) -> list[Turn]:
     items, repeated = pipeline(stages, count)
     sites = [f"stage{stage}" for stage in range(stages)]
-    return take_turns(items, repeated, [], sites, lambda item: isinstance(item, Chunk) * 1.0).turns
+    return take_turns(items, repeated, [], sites, lambda item: isinstance(item, Chunk) * 1.0)[-1].turns
 
 
 def of_stage(turns: list[Turn], stage: int) -> str:
@@ -107,7 +107,7 @@ def test_what_writes_over_a_variable_comes_behind_all_who_read_it() -> None:
     update = chunk("stage0", ["total"], ["w_next"], repeated=False)
     repeated = Repeated(3, frozenset({"microbatch", "y"}), frozenset({"stage0.y"}))
 
-    turns = take_turns([reads, update], repeated, [("w", "w_next")], ["stage0"], lambda item: 1.0).turns
+    turns = take_turns([reads, update], repeated, [("w", "w_next")], ["stage0"], lambda item: 1.0)[-1].turns
 
     assert [turn.microbatch for turn in turns] == [0, 1, 2, None]
 
@@ -121,7 +121,7 @@ def test_a_batch_that_meets_before_it_goes_on_is_not_stuck() -> None:
         3, frozenset({"microbatch", "half", "whole"}), frozenset({"stage0.half", "stage0.whole"})
     )
 
-    turns = take_turns([first, join, second], repeated, [], ["stage0"], lambda item: 1.0).turns
+    turns = take_turns([first, join, second], repeated, [], ["stage0"], lambda item: 1.0)[-1].turns
 
     assert [turn.microbatch for turn in turns] == [0, 1, 2, None, 0, 1, 2]
 
@@ -136,7 +136,7 @@ def test_a_micro_batch_goes_on_before_the_next_begins() -> None:
 
     turns = take_turns(
         items, repeated, [], ["stage0", "stage1"], lambda item: isinstance(item, Chunk) * 1.0
-    ).turns
+    )[-1].turns
 
     sent = [(turn.item, turn.microbatch) for turn in turns if turn.item in (first, then)]
     assert sent[:4] == [(first, 0), (then, 0), (first, 1), (then, 1)]
@@ -148,7 +148,7 @@ def test_micro_batches_in_which_nothing_is_repeated_are_no_pipeline() -> None:
 
     turns = take_turns(
         [first, second], Repeated(4, frozenset(), frozenset()), [], ["stage0"], lambda _: 1.0
-    ).turns
+    )[-1].turns
 
     assert [turn.item for turn in turns] == [first, second]
 
@@ -181,7 +181,7 @@ class Chain:
         """Return what each stage does, in which order, as `take_turns` has it."""
         items, repeated = pipeline(len(self.forward), count)
         sites = [f"stage{stage}" for stage in range(len(self.forward))]
-        turns = take_turns(items, repeated, [], sites, self.seconds, are_few).turns
+        turns = take_turns(items, repeated, [], sites, self.seconds)[0 if are_few else -1].turns
         return [of_stage(turns, stage).split() for stage in range(len(sites))]
 
     def play(self, orders: Sequence[Order]) -> float:
