@@ -118,7 +118,7 @@ def _row(work: Work, asked: argparse.Namespace) -> dict[str, object]:
         "data_ms": 1e3 * work.named[0].step_s,
         "name": name.name,
         "name_ms": 1e3 * name.step_s,
-        "found": work.pipelines.told(best, None),
+        "found": work.pipelines.describe(best, None),
         "found_ms": 1e3 * climb.prices[best],
         "priced": climb.priced,
         "seconds": climbed_s,
