@@ -19,6 +19,7 @@ from partc.runtime.interactive.messages import LARGEST_FRAME_BYTES, StepperMessa
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.plan.record import Record
 from partc.runtime.supervision.supervisor import FOLDERS
+from partc.runtime.transports.end_context import end_context
 from partc.runtime.transports.locked_sockets import Key, is_one_machine, lock, own_address, own_key, read_key
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,7 +48,7 @@ class StepperEnd:
         self._at_the_end = ExitStack()
         self.sockets = self._at_the_end.enter_context(held_folder(Path(gettempdir()), FOLDERS))
         self._context = zmq.Context()
-        self._at_the_end.callback(self._context.destroy, linger=1000)
+        self._at_the_end.callback(end_context, self._context, linger_ms=1000)
         here = is_one_machine(addresses)
         key = None if here else own_key(folder)
         self._router = _open(self._context, zmq.ROUTER, key)

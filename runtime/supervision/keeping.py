@@ -43,6 +43,7 @@ from partc.runtime.supervision.process_state import (
     shared_segments,
 )
 from partc.runtime.supervision.track_memory import read_note
+from partc.runtime.transports.end_context import end_context
 from partc.runtime.transports.locked_sockets import is_refused, lock, read_key
 
 RENDEZVOUS_FILE = "supervisor.json"
@@ -370,7 +371,7 @@ class _Line:
     def close(self) -> None:
         """Close, once what was said last has left."""
         self._dealer.disable_monitor()
-        self._context.destroy(linger=500)
+        end_context(self._context, linger_ms=500)
 
     def _note_connection(self) -> None:
         while self._monitor.poll(0):

@@ -34,6 +34,7 @@ from partc.runtime.supervision.messages import (
 from partc.runtime.supervision.process_state import is_running, process_state, ran_ns, remove_segments
 from partc.runtime.supervision.roster import Limits, Roster
 from partc.runtime.supervision.tcp_answers import Connection
+from partc.runtime.transports.end_context import end_context
 from partc.runtime.transports.locked_sockets import (
     LOCAL,
     is_one_machine,
@@ -91,7 +92,7 @@ class Supervisor:
         self._at_the_end = ExitStack()
         self._sockets = self._at_the_end.enter_context(held_folder(Path(tempfile.gettempdir()), FOLDERS))
         self._context = zmq.Context()
-        self._at_the_end.callback(self._context.destroy, linger=200)
+        self._at_the_end.callback(end_context, self._context, linger_ms=200)
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._router.set(zmq.ROUTER_MANDATORY, 1)
         self._router.set(zmq.ROUTER_HANDOVER, 1)

@@ -134,9 +134,9 @@ def test_a_micro_batch_goes_on_before_the_next_begins() -> None:
     nodes = {node.name for item in items for node in item.nodes}
     repeated = Repeated(3, frozenset("in0 half out0 in1 dout1 din0 done".split()), frozenset(nodes))
 
-    turns = take_turns(
-        items, repeated, [], ["stage0", "stage1"], lambda item: isinstance(item, Chunk) * 1.0
-    )[-1].turns
+    turns = take_turns(items, repeated, [], ["stage0", "stage1"], lambda item: isinstance(item, Chunk) * 1.0)[
+        -1
+    ].turns
 
     sent = [(turn.item, turn.microbatch) for turn in turns if turn.item in (first, then)]
     assert sent[:4] == [(first, 0), (then, 0), (first, 1), (then, 1)]
@@ -146,9 +146,9 @@ def test_micro_batches_in_which_nothing_is_repeated_are_no_pipeline() -> None:
     """All samples are of one operator's reduction, say, so that every item runs once."""
     first, second = (chunk("stage0", [value], [f"{value}'"], repeated=False) for value in "xy")
 
-    turns = take_turns(
-        [first, second], Repeated(4, frozenset(), frozenset()), [], ["stage0"], lambda _: 1.0
-    )[-1].turns
+    turns = take_turns([first, second], Repeated(4, frozenset(), frozenset()), [], ["stage0"], lambda _: 1.0)[
+        -1
+    ].turns
 
     assert [turn.item for turn in turns] == [first, second]
 
