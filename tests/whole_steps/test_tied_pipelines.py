@@ -60,7 +60,7 @@ def cut_before(op: str) -> Strategy:
 @pytest.mark.parametrize(
     ("weights", "bytes_per_s", "expected"),
     [
-        ("abbc", 1e9, "MatMul:p2"),  # b is sent, beside other work
+        ("abbc", 10e9, "MatMul:p2"),  # b is sent, beside other work
         ("abbc", 300e6, "Tanh:h3"),  # it would be waited for
         ("abbc", 30e6, "Tanh:h1"),
         pytest.param("abcdda", 10e9, "MatMul:p3", marks=pytest.mark.long),

@@ -1,6 +1,6 @@
 """Estimate what a pipeline's step takes from what its nodes and messages take alone: no plan is made.
 
-step = 1F1B of M micro-batches at all stages (shared_weights.py) + the longest end of a stage
+step = M micro-batches at all stages, in turns (shared_weights.py) + the longest end of a stage
 
 each micro-batch   of a node, its flops and activations / (M x data x tensor), its weights / tensor;
                    gradients are added to those before; over a cut go activations, along `tensor` what

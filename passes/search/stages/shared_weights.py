@@ -21,6 +21,7 @@ from partc.passes.search.operators.forward_nodes import find_variables_behind
 
 SentSeconds = Callable[[float, int, int], float]  # (bytes, of stage, to stage) -> seconds
 Array = np.ndarray[Any, np.dtype[Any]]
+UNDER_WAY = 2  # times as many micro-batches as 1F1B has
 TOLERANCES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, inf)  # above the busiest stage
 
 
@@ -120,7 +121,7 @@ class SharedPipeline:
         return list(dict.fromkeys(sum(end <= place for end in ends) for place in weight.readers))
 
     def step_s(self, ends: Sequence[int]) -> float:
-        """Return what a step takes: each stage goes on with the micro-batch that is furthest (1F1B).
+        """Return what a step takes, with twice as many micro-batches under way as 1F1B has (take_turns.py).
 
         What others wait for is sent before the stage does what nobody waits for (cut_behind_messages.py).
         """
@@ -219,7 +220,7 @@ class _Play:
     def __init__(self, stages: int, count: int) -> None:
         self.clock = [0.0] * stages
         self.busy = [0.0] * stages
-        self.turns = [_turns(stages - stage, count) for stage in range(stages)]
+        self.turns = [_turns(UNDER_WAY * (stages - stage), count) for stage in range(stages)]
         self.there = [dict.fromkeys(turns, inf) for turns in self.turns]
         self.there[0].update({(False, number): 0.0 for number in range(count)})
 
