@@ -203,7 +203,7 @@ def _set_method(method: str) -> Change:
         (_set_method("all_gather"), "dense gradient", "layer0.weight", "all_reduce"),
         (_set_method("pigeon"), "pigeon", "method", "strategy.schema.json"),
         (lambda s: s.update(format="partc-strategy/9"), "partc-strategy/9", "format", "--strategy auto"),
-        (lambda s: s.pop("parameters"), "`parameters`", "s.json", "strategy.schema.json"),
+        (lambda s: s.pop("batch"), "`batch`", "s.json", "strategy.schema.json"),
     ],
 )
 def test_a_strategy_that_does_not_fit_is_refused(
