@@ -120,7 +120,7 @@ class RankEnd:
     def close(self) -> None:
         """Close, once what was sent has left."""
         self._dealer.disable_monitor()
-        self._context.destroy(linger=1000)
+        end_context(self._context, linger_ms=1000)
 
 
 def _open(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, key: Key | None) -> "zmq.Socket[bytes]":

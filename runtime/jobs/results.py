@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.execution.recorder import RankTimes
-from partc.runtime.plan.boxes import first_index, is_empty, normalised
+from partc.runtime.plan.boxes import Shape, first_index, is_empty, normalised
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.program import Output, Plan
 from partc.runtime.plan.variables import Box, VariablePiece
@@ -68,17 +68,14 @@ def owners_of(plan: Plan) -> dict[str, tuple[Owner, ...]]:
             alike.setdefault(piece.variable, {}).setdefault(piece.box, []).append(Owner(rank.rank, piece))
     owners: dict[str, tuple[Owner, ...]] = {}
     for variable in plan.variables:
-        places = [
-            (index, owner.rank, owner)
-            for box, same in alike.get(variable.name, {}).items()
-            if not is_empty(box)
-            for index in [first_index(box)]
-            for owner in same
-        ]
+        places: list[tuple[Shape, int, Owner]] = []
+        for box, same in alike.get(variable.name, {}).items():
+            if not is_empty(box):
+                begin = first_index(box)
+                places += [(begin, owner.rank, owner) for owner in same]
         if places:
-            owners[variable.name] = tuple(
-                owner for _, _, owner in sorted(places, key=lambda place: place[:2])
-            )
+            places.sort(key=lambda place: place[:2])
+            owners[variable.name] = tuple(owner for _, _, owner in places)
     return owners
 
 

@@ -27,6 +27,7 @@ from partc.runtime.asynchronous.sessions.session import server_name, servers_of,
 from partc.runtime.asynchronous.sessions.worker_variables import worker_variables
 from partc.runtime.errors import BadPlan, BadUsage, RankFailed
 from partc.runtime.plan.program import Plan, Start
+from partc.runtime.transports.end_context import end_context
 from partc.runtime.transports.locked_sockets import LOCAL, is_one_machine, lock, read_key
 
 _ANY_PORT = ":*"
@@ -136,7 +137,7 @@ class PeerSockets:
 
     def close(self) -> None:
         """Close. What has not left yet is for somebody who has ended."""
-        self._context.destroy(linger=0)
+        end_context(self._context, linger_ms=0)
 
     def _open(self, kind: int, name: str) -> "zmq.Socket[bytes]":
         opened: zmq.Socket[bytes] = self._context.socket(kind)
