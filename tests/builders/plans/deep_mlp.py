@@ -14,9 +14,7 @@ from tests.builders.graphs.foreign_steps import parse
 LAYERS = 6
 WIDTH = 16
 SAMPLES = 32
-BY_1F1B: Mapping[str, Any] = {
-    "recompute_bytes": 10**12
-}  # else messages of so small a step want more under way
+BY_1F1B: Mapping[str, Any] = {"recompute_bytes": 10**12}  # else more may be under way where it pays
 
 
 @cache

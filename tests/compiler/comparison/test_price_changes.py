@@ -9,7 +9,7 @@ from partc.compiler import api
 from partc.compiler.comparison.list_changes import list_changes
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
-from partc.cost.cluster.cluster import encode_cluster, read_cluster
+from partc.cost.cluster.cluster import Cluster, encode_cluster, read_cluster
 from partc.cost.cluster.machines import Link
 from partc.cost.cluster.vary_cluster import with_hosts
 from partc.cost.simulation.memory import memory_of
@@ -126,11 +126,13 @@ def test_the_plan_itself_is_the_same_whether_changes_are_priced_or_not(
 def test_changes_are_priced_with_as_many_micro_batches_under_way_as_there_is_memory_for(
     tmp_path: Path,
 ) -> None:
-    strategy = "pipeline=4,microbatches=8"
-    roomy, few = cluster_of("2x2"), {"strategy": strategy, "batch": "global", **BY_1F1B}
+    strategy = "pipeline=2,microbatches=8"
+    roomy, few = _with_quick_links(cluster_of("2x2")), {"strategy": strategy, "batch": "global", **BY_1F1B}
     by_1f1b = api.compile(deep_mlp(), roomy, tmp_path / "few", **few).plan
+    by_more = api.compile(deep_mlp(), roomy, tmp_path / "more", strategy=strategy, batch="global").plan
+    assert by_more.instructions != by_1f1b.instructions
     most_bytes = max(need.certain_bytes for need in memory_of(by_1f1b, roomy))
-    tight = small_devices("2x2", most_bytes)
+    tight = _with_quick_links(small_devices("2x2", most_bytes))
     (tmp_path / "train.onnx").write_bytes(deep_mlp().SerializeToString())
     (tmp_path / "tight.json").write_bytes(encode_cluster(tight))
     asked = ("--strategy", strategy, "--batch", "global", "--what-if")
@@ -151,6 +153,12 @@ def test_changes_are_priced_with_as_many_micro_batches_under_way_as_there_is_mem
 
         assert change.compiled is not None, change.not_priced
         assert change.compiled.step_s == plan.predicted_step_s
+
+
+def _with_quick_links(cluster: Cluster) -> Cluster:
+    """Return a cluster on whose links more micro-batches under way pay: messages take about what segments do."""
+    links = tuple(msgspec.structs.replace(link, latency_s=1e-6) for link in cluster.links)
+    return msgspec.structs.replace(cluster, links=links)
 
 
 def test_what_cannot_be_priced_says_why(priced: tuple[Path, WhatIf]) -> None:

@@ -75,7 +75,7 @@ def test_an_earlier_stage_keeps_more_micro_batches(tmp_path: Path) -> None:
 
 
 def test_no_more_micro_batches_are_under_way_than_a_device_has_room_for(tmp_path: Path) -> None:
-    cluster, strategy = cluster_of("1x4"), "pipeline=4,microbatches=8"
+    cluster, strategy = cluster_of("1x4"), "pipeline=2,microbatches=8"
     many = compile(deep_mlp(), cluster, tmp_path / "many", strategy=strategy, batch="global").plan
     few = compile(deep_mlp(), cluster, tmp_path / "few", strategy=strategy, batch="global", **BY_1F1B).plan
     most, least = (max(n.certain_bytes for n in memory_of(plan, cluster)) for plan in (many, few))
