@@ -94,6 +94,7 @@ def _session(training: TrainingGraph) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4  # what goes wrong is caught
     options.intra_op_num_threads = 1
+    options.enable_mem_reuse = False  # what it would find takes minutes in large graphs (device.py)
     return ort.InferenceSession(
         model.SerializeToString(),
         options,

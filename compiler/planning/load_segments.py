@@ -45,7 +45,7 @@ def _kinds(plan: Plan) -> dict[str, set[str]]:
 
 def _load(path: Path, segment: str, disabled: tuple[str, ...], on_cpu: bool) -> None:
     try:
-        open_session(path, CPU, disabled)
+        open_session(path, CPU, disabled, reuses_memory=False)  # nothing is run
     except NoKernel as error:
         if on_cpu:
             raise _refusal(path, segment, error) from error

@@ -55,6 +55,7 @@ class Session:
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        options.enable_mem_reuse = False  # what it would find takes minutes in large graphs (device.py)
         options.add_session_config_entry(*EXACT)
         self._outputs = list(outputs)
         if not outputs:

@@ -30,6 +30,9 @@ INEXACT_IN_DOUBLE = ("MatMulScaleFusion",)
 UNSOUND = ("DivMulFusion", "FuseReluClip")
 # Outputs that it finds to be constants are copied in every run, which no CUDA graph records.
 FOLDS_OUTPUTS = ("ConstantFolding",)
+# Which value may have the memory of an earlier one, ONNX Runtime finds in a time that grows with the square
+# of the nodes (1.31.1). Segments of more do without, and give each value its own while it is in use.
+REUSING_NODES = 2_000
 _AS_REQUESTED = 1  # onnxruntime's kSameAsRequested
 _ERROR, _FATAL = 3, 4  # severities of onnxruntime's log
 _PLACEHOLDER = np.zeros((), np.float32)
@@ -80,7 +83,8 @@ class Sessions:
         threads = 1 if run.one_thread else device.threads
         key = (run.segment, ExecutionDevice(device.kind, device.index, threads))
         if key not in self._sessions:
-            self._sessions[key] = _load(self._folder / run.segment, key[1], self._disabled)
+            is_small = run.nodes <= REUSING_NODES
+            self._sessions[key] = _load(self._folder / run.segment, key[1], self._disabled, is_small)
             log.debug("%s loaded on %s", run.segment, key[1])
         return self._sessions[key]
 
@@ -107,22 +111,32 @@ def disabled_optimizers(plan: Plan) -> tuple[str, ...]:
 
 
 def open_session(
-    path: Path, device: ExecutionDevice, disabled: tuple[str, ...], *, records: bool = False
+    path: Path,
+    device: ExecutionDevice,
+    disabled: tuple[str, ...],
+    *,
+    records: bool = False,
+    reuses_memory: bool = True,
 ) -> ort.InferenceSession:
     """Open a segment. Raises onnxruntime's errors, NoKernel among them.
 
-    `disabled`: names of rewritings; `records`: its runs become CUDA graphs, refused where they cannot.
+    disabled       names of rewritings
+    records        its runs become CUDA graphs, refused where they cannot
+    reuses_memory  on a CPU, values are given the memory of others that are read no more (see REUSING_NODES)
     """
     options, providers = _options(device), _providers(device, records)
+    options.enable_mem_reuse = reuses_memory or device.kind == "gpu"
     if records:
         options.log_severity_level = _FATAL  # a refusal is an answer
         options.enable_mem_pattern = False  # memory for it is taken in the second run, which is recorded
     return ort.InferenceSession(str(path), options, providers=providers, disabled_optimizers=list(disabled))
 
 
-def _load(path: Path, device: ExecutionDevice, disabled: tuple[str, ...]) -> ort.InferenceSession:
+def _load(
+    path: Path, device: ExecutionDevice, disabled: tuple[str, ...], reuses_memory: bool
+) -> ort.InferenceSession:
     try:
-        session = open_session(path, device, disabled)
+        session = open_session(path, device, disabled, reuses_memory=reuses_memory)
     except NoKernel as error:
         raise UnsupportedModel(
             f"ONNX Runtime refuses a segment: {error}",

@@ -78,6 +78,7 @@ def compare_steps(
     model, drawn = draw_random_inputs(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.enable_mem_reuse = False  # what it would find takes minutes in large graphs (device.py)
     options.intra_op_num_threads = 1  # ScatterND adds rows of equal ids one after another only then
     session = onnxruntime.InferenceSession(
         model.SerializeToString(),

@@ -79,7 +79,7 @@ def test_every_segment_is_opened_once(tmp_path: Path, monkeypatch: pytest.Monkey
     compiled = compile_step(import_text(squares()), tmp_path / "out", "2x2", "ps")
     opened: list[str] = []
     monkeypatch.setattr(
-        "partc.compiler.planning.load_segments.open_session", lambda path, *rest: opened.append(path.name)
+        "partc.compiler.planning.load_segments.open_session", lambda path, *rest, **more: opened.append(path.name)
     )
 
     load_segments(compiled.folder.path, compiled.plan)

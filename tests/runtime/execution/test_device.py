@@ -2,13 +2,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.errors import BadPlan
-from partc.runtime.execution.device import ExecutionDevice, Sessions
+from partc.runtime.execution.device import CPU, REUSING_NODES, ExecutionDevice, Sessions
 from partc.runtime.execution.environment import Environment
 from partc.runtime.execution.executor import Executor
 from partc.runtime.plan.plan_folder import PlanFolder
@@ -107,6 +108,17 @@ def test_a_slice_beyond_its_buffer_is_refused(tmp_path: Path) -> None:
             ExecutionDevice("cpu", 0, 1),
             InitialValues(PlanFolder(lone, tmp_path)),
         )
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_in_large_segments_no_memory_is_looked_for(tmp_path: Path, more: int) -> None:
+    executor(tmp_path, 3, worker())
+    step = run("worker", "add", ("W", "d"), ("W_next=W", "doubled"))
+    sessions = Sessions(PlanFolder(plan_of([], [step]), tmp_path))
+
+    session = sessions.session(msgspec.structs.replace(step, nodes=REUSING_NODES + more), CPU)
+
+    assert session.get_session_options().enable_mem_reuse == (not more)
 
 
 def test_a_broken_segment_is_refused(tmp_path: Path) -> None:
