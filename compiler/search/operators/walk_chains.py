@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -97,25 +98,27 @@ def walk_chains(
     as well. `most`: proposals of each chain. `chains`: 0 for one a core.
     `show` is told what this process's own chain finds.
     """
-    count = chains or _cores()
-    context = multiprocessing.get_context("fork")
     others: list[ChainProcess] = []
-    for number, own in enumerate(rng.spawn(count)[1:], 1):
-        here, there = context.Pipe(duplex=False)
-        begun = starts[number % len(starts)]
-        process = context.Process(target=_walk, args=(there, tasks, space, begun, own, until_s, most))
-        process.daemon = True
-        process.start()
-        there.close()
-        others.append((process, here))
     try:
+        for number, own in enumerate(rng.spawn(chains or _cores())[1:], 1):
+            begun = starts[number % len(starts)]
+            others.append(_begin(partial(_walk, tasks, space, begun, own, until_s, most)))
         proposals = walk_tasks(tasks, space, starts[0], best, rng, until_s, show, most)
-    except BaseException:
+        return proposals + _collect(others, best)
+    except BaseException:  # at any of these: a chain left alone would walk to the end of its time
         for other, _ in others:
             other.terminate()
         _collect(others, best, GRACE_S)
         raise
-    return proposals + _collect(others, best)
+
+
+def _begin(walk: Callable[[Connection], None]) -> ChainProcess:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=walk, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    return process, here
 
 
 def _collect(others: Sequence[ChainProcess], best: BestStates, grace_s: float | None = None) -> int:
@@ -140,13 +143,13 @@ def _collect(others: Sequence[ChainProcess], best: BestStates, grace_s: float | 
 
 
 def _walk(
-    there: Connection,
     tasks: StepTasks,
     space: OperatorSpace,
     starts: Sequence[StepConfigs],
     rng: np.random.Generator,
     until_s: float,
     most: float,
+    there: Connection,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's, which ends this one so:
     signal.signal(signal.SIGTERM, _interrupt)

@@ -156,7 +156,7 @@ def test_changes_are_priced_with_as_many_micro_batches_under_way_as_there_is_mem
 
 
 def _with_quick_links(cluster: Cluster) -> Cluster:
-    """Return a cluster on whose links more micro-batches under way pay: messages take about what segments do."""
+    """Return a cluster on whose links more micro-batches under way pay: messages are as short as segments."""
     links = tuple(msgspec.structs.replace(link, latency_s=1e-6) for link in cluster.links)
     return msgspec.structs.replace(cluster, links=links)
 

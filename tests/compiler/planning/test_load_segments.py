@@ -78,9 +78,8 @@ def test_a_segment_that_is_wrong_is_named_with_its_node(
 def test_every_segment_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = compile_step(import_text(squares()), tmp_path / "out", "2x2", "ps")
     opened: list[str] = []
-    monkeypatch.setattr(
-        "partc.compiler.planning.load_segments.open_session", lambda path, *rest, **more: opened.append(path.name)
-    )
+    opener = "partc.compiler.planning.load_segments.open_session"
+    monkeypatch.setattr(opener, lambda path, *rest, **more: opened.append(path.name))
 
     load_segments(compiled.folder.path, compiled.plan)
 

@@ -1,5 +1,6 @@
 """Chains in processes of their own are walks of their own, whose best states come together."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -74,3 +75,20 @@ def test_ctrl_c_keeps_what_all_chains_have(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(best.seconds) > 1
     for state, step_s in best.seconds.items():
         assert of.tasks.begin(state) == step_s
+
+
+def test_ctrl_c_while_chains_begin_ends_those_that_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, begin, begun = two_layers(), multiprocessing.Process.start, []
+
+    def interrupted(self: multiprocessing.Process) -> None:
+        if begun:
+            raise KeyboardInterrupt
+        begin(self)
+        begun.append(self)
+
+    monkeypatch.setattr("multiprocessing.context.ForkProcess.start", interrupted)
+    rng, until_s = np.random.default_rng(3), time.monotonic() + 600.0
+    with pytest.raises(KeyboardInterrupt):
+        walk_chains(of.tasks, of.space, [[of.start]], BestStates(), rng, until_s, chains=3)
+
+    assert not begun[0].is_alive()
