@@ -17,10 +17,10 @@ import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime as ort
 
+from partc.compiler.model_files.open_model import FATAL, open_model
 from partc.passes.graph.reachability import ancestors
 from partc.passes.graph.training_graph import IR_VERSION, TrainingGraph
 from partc.passes.roles.find_roles import gradient_tensors
-from partc.runtime.execution.device import UNSOUND
 
 Arrays = dict[str, np.ndarray]
 MAX_ELEMENTS = 30_000_000  # of all variables: larger models are not run while compiling
@@ -91,16 +91,7 @@ def _session(training: TrainingGraph) -> ort.InferenceSession:
     model.ir_version = IR_VERSION
     del model.functions[:]
     model.functions.extend(training.functions)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is caught
-    options.intra_op_num_threads = 1
-    options.enable_mem_reuse = False  # what it would find takes minutes in large graphs (device.py)
-    return ort.InferenceSession(
-        model.SerializeToString(),
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=list(UNSOUND),
-    )
+    return open_model(model, severity=FATAL)
 
 
 def _run(session: ort.InferenceSession, feeds: Mapping[str, np.ndarray]) -> Arrays:

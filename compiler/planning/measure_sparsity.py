@@ -20,6 +20,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
+from partc.compiler.model_files.open_model import FATAL, open_model
 from partc.compiler.options import Sample
 from partc.cost.assignment.row_spread import spread_of
 from partc.cost.sparsity import SPARSITY_FORMAT, Sparsity, TouchedRows
@@ -28,7 +29,6 @@ from partc.passes.graph.reachability import ancestors
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.data.feeds import Source, open_source
 from partc.runtime.errors import BadUsage
-from partc.runtime.execution.device import UNSOUND
 from partc.runtime.plan.plan_folder import sha256_of_file
 from partc.runtime.plan.program import PLAN_FORMAT, Plan
 
@@ -165,15 +165,7 @@ def _session(
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.ClearField("shape")
     del model.graph.value_info[:]
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    return ort.InferenceSession(
-        model.SerializeToString(),
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=list(UNSOUND),
-    )
+    return open_model(model, severity=FATAL)
 
 
 # ---------------------------------------------------------------- counting

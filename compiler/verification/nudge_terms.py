@@ -108,16 +108,9 @@ def _multiply_operands(
             if types.get(name) in FLOATS:
                 perturbed.setdefault(name, _unused_name(f"{name}.nudged", used_names))
                 node.input[index] = perturbed[name]
-    random, scalars = np.random.default_rng(0), _Scalars(used_names)
+    factors = _RandomFactors(used_names)
     new = {
-        name: _multiply_by_random(
-            name,
-            result,
-            types[name],
-            nudge or _last_bits(types[name]),
-            int(random.integers(1, 2**31)),
-            scalars,
-        )
+        name: factors.multiply(name, result, types[name], nudge or _last_bits(types[name]))
         for name, result in perturbed.items()
     }
     node_outputs = {name for node in graph.node for name in node.output}
@@ -125,56 +118,52 @@ def _multiply_operands(
     for node in graph.node:
         nodes += [node, *(factor_node for name in node.output for factor_node in new.get(name, ()))]
     del graph.node[:]
-    graph.node.extend([*scalars.nodes, *nodes])
+    graph.node.extend([*factors.constants, *nodes])
 
 
 def _last_bits(element: int) -> Nudge:
     return Nudge(-1.0, 1.0, eps_of(np.dtype(helper.tensor_dtype_to_np_dtype(element))))
 
 
-class _Scalars:
-    """Constants of one element, each made once."""
+class _RandomFactors:
+    """What multiplies tensors by factors that are drawn at every run. `constants`: nodes that all share."""
 
     def __init__(self, used_names: set[str]) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self._used_names = used_names
+        self.constants: list[onnx.NodeProto] = []
+        self._random, self._used_names = np.random.default_rng(0), used_names
         self._names: dict[tuple[float, int], str] = {}
 
-    def name(self, value: float, element: int) -> str:
-        """Return the name of a number of an element type."""
+    def multiply(self, name: str, result: str, element: int, nudge: Nudge) -> list[onnx.NodeProto]:
+        """Return the nodes for a tensor. Seeds lie far apart: of near ones, the first numbers are near.
+
+        The attributes of a random op are float32, which has no number between 1 and 1 + eps of float64.
+        """
+        uniform, numbers, offsets, factors = (
+            f"{result}.{part}" for part in ("drawn", "numbers", "offsets", "factors")
+        )
+        drawn_type, seed = element if element in DRAWN else TensorProto.FLOAT, self._random.integers(1, 2**31)
+        random_numbers = helper.make_node(
+            "RandomUniformLike", [name], [uniform], f"{uniform}.node",
+            low=nudge.low, high=nudge.high, seed=float(seed), dtype=drawn_type,
+        )  # fmt: skip
+        width, one = self._constant(nudge.width, element), self._constant(1.0, element)
+        cast = helper.make_node("Cast", [uniform], [numbers], f"{numbers}.node", to=element)
+        casts, numbers = ([], uniform) if drawn_type == element else ([cast], numbers)
+        return [
+            random_numbers,
+            *casts,
+            helper.make_node("Mul", [numbers, width], [offsets], f"{offsets}.node"),
+            helper.make_node("Add", [offsets, one], [factors], f"{factors}.node"),
+            helper.make_node("Mul", [name, factors], [result], f"{result}.node"),
+        ]
+
+    def _constant(self, value: float, element: int) -> str:
         if (value, element) not in self._names:
             name = _unused_name(f"{value}.{TensorProto.DataType.Name(element)}", self._used_names)
-            array = np.array(value, helper.tensor_dtype_to_np_dtype(element))
-            constant = numpy_helper.from_array(array)
-            self.nodes.append(helper.make_node("Constant", [], [name], f"{name}.node", value=constant))
+            number = numpy_helper.from_array(np.array(value, helper.tensor_dtype_to_np_dtype(element)))
+            self.constants.append(helper.make_node("Constant", [], [name], f"{name}.node", value=number))
             self._names[value, element] = name
         return self._names[value, element]
-
-
-def _multiply_by_random(
-    name: str, result: str, element: int, nudge: Nudge, seed: int, scalars: _Scalars
-) -> list[onnx.NodeProto]:
-    """Return what multiplies a tensor. Seeds lie far apart: of near ones, the first numbers are near.
-
-    The attributes of a random op are float32, which has no number between 1 and 1 + eps of float64.
-    """
-    uniform, numbers, offsets, factors = (
-        f"{result}.{part}" for part in ("drawn", "numbers", "offsets", "factors")
-    )
-    drawn_type = element if element in DRAWN else TensorProto.FLOAT
-    attributes = {"low": nudge.low, "high": nudge.high, "seed": float(seed), "dtype": drawn_type}
-    random_numbers = helper.make_node("RandomUniformLike", [name], [uniform], f"{uniform}.node")
-    random_numbers.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
-    width, one = scalars.name(nudge.width, element), scalars.name(1.0, element)
-    cast = helper.make_node("Cast", [uniform], [numbers], f"{numbers}.node", to=element)
-    casts, numbers = ([], uniform) if drawn_type == element else ([cast], numbers)
-    return [
-        random_numbers,
-        *casts,
-        helper.make_node("Mul", [numbers, width], [offsets], f"{offsets}.node"),
-        helper.make_node("Add", [offsets, one], [factors], f"{factors}.node"),
-        helper.make_node("Mul", [name, factors], [result], f"{result}.node"),
-    ]
 
 
 def element_types(model: onnx.ModelProto) -> dict[str, int]:

@@ -9,10 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime as ort
 
+from partc.compiler.model_files.open_model import open_model
 from partc.compiler.verification.compare_bodies import with_chosen_bodies
-from partc.runtime.execution.device import EXACT, INEXACT_IN_DOUBLE, UNSOUND
+from partc.runtime.execution.device import INEXACT_IN_DOUBLE, UNSOUND
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,23 +49,13 @@ def max_abs(array: Array) -> float:
 
 
 class Session:
-    """Some outputs of a model, on one thread: ScatterND with duplicate indices races on two."""
+    """Some outputs of a model."""
 
     def __init__(self, model: onnx.ModelProto, outputs: Sequence[str]) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        options.enable_mem_reuse = False  # what it would find takes minutes in large graphs (device.py)
-        options.add_session_config_entry(*EXACT)
         self._outputs = list(outputs)
         if not outputs:
             return  # onnxruntime takes no graph without nodes
-        self._session = ort.InferenceSession(
-            model.SerializeToString(),
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=[*UNSOUND, *INEXACT_IN_DOUBLE],
-        )
+        self._session = open_model(model, disabled=[*UNSOUND, *INEXACT_IN_DOUBLE])
         self._reads = [info.name for info in self._session.get_inputs()]
 
     def run(self, tensors: Mapping[str, Array]) -> dict[str, Array]:

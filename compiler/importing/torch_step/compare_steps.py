@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.importing.torch_step.trace_step import LossFunction, TracedStep
+from partc.compiler.model_files.open_model import open_model
 from partc.runtime.errors import UnsupportedModel
-from partc.runtime.execution.device import UNSOUND
 from partc.runtime.plan.variables import DrawnInput
 
 aten = torch.ops.aten
@@ -76,16 +75,7 @@ def compare_steps(
     Where the step draws random numbers, the model is given those that PyTorch drew.
     """
     model, drawn = draw_random_inputs(model)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.enable_mem_reuse = False  # what it would find takes minutes in large graphs (device.py)
-    options.intra_op_num_threads = 1  # ScatterND adds rows of equal ids one after another only then
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(),
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=list(UNSOUND),
-    )
+    session = open_model(model)
     outputs = ["loss", *(f"{name}.next" for name in traced.variables)]
     data = dict(zip(names, (value.numpy() for value in traced.inputs), strict=True))
     values = {name: value.detach().numpy() for name, value in traced.variables.items()}
