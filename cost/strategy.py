@@ -172,8 +172,9 @@ def read_strategy(path: Path) -> Strategy:
         raise BadStrategy(
             what,
             at=f"{path}: {where.strip('`') or 'the file as a whole'}",
-            fix=f'a file has at least {{"format": "{MESH_STRATEGY_FORMAT}", "batch": "global"}}; compare '
-            "with a strategy.json that compile wrote, and with cost/strategy.schema.json",
+            fix=f'a file has at least {{"format": "{MESH_STRATEGY_FORMAT}", "batch": "global"}}, and any of '
+            f"{', '.join(Strategy.__struct_fields__[2:])}; compare with a strategy.json that "
+            "compile wrote, and with cost/strategy.schema.json",
         ) from error
     if strategy.format not in (STRATEGY_FORMAT, MESH_STRATEGY_FORMAT):
         raise BadStrategy(

@@ -97,6 +97,14 @@ def test_a_file_by_hand_needs_a_format_and_a_batch(tmp_path: Path) -> None:
         read_strategy(tmp_path / "less.json")
 
 
+def test_a_wrong_field_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "strategy.json"
+    path.write_text('{"format": "partc-strategy/2", "batch": "global", "operators": []}')
+
+    with pytest.raises(BadStrategy, match=r"`operators`.*\n.*\n.*mesh, variables, ops, stages"):
+        read_strategy(path)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadStrategy, match="cannot be read"):
         read_strategy(tmp_path / "strategy.json")
