@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,7 +13,7 @@ from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.passes.layouts.strategy_meshes import meshes_of
 from partc.passes.search.operators.operator_space import Together
 from partc.runtime.check_arguments import public_record
-from partc.runtime.errors import BadStrategy, BadUsage, one_of
+from partc.runtime.errors import BadUsage, one_of
 from partc.runtime.plan.program import Aggregation, Rounding
 
 SAMPLE_STEPS = 8
@@ -190,16 +189,6 @@ class Options:
             return strategy.replicas(hosts)
         if not isinstance(strategy, Strategy) or not strategy.has_meshes:
             return len(workers)
-        mesh, stages = strategy.mesh, strategy.stages
-        if mesh and (prod(mesh.values()) * stages != len(workers) or min(mesh.values()) < 1):
-            shape = " x ".join(map(str, mesh.values()))
-            each = "" if stages == 1 else f" for each of {stages} stages"
-            raise BadStrategy(
-                f"a mesh of {shape}{each} on {len(workers)} workers",
-                at="mesh",
-                fix=f"let the product of its axes{' and of the stages' * bool(each)} be {len(workers)}, or "
-                "use a cluster of as many workers",
-            )
         return meshes_of(strategy, workers).replicas
 
     def chosen_batch(self) -> Batch:
@@ -232,6 +221,7 @@ class Options:
             strategy,
             format=requested.format,
             mesh=requested.mesh,
+            devices=requested.devices,
             variables=requested.variables,
             ops=requested.ops,
             stages=requested.stages,

@@ -185,15 +185,16 @@ def write_named_strategy(compilation: Compilation) -> None:
     options = compilation.options
     if isinstance(named := options.chosen_strategy(), NamedStrategy):
         analysis, prices = compilation.analysis, StagePrices(compilation.cluster)
-        order = () if named.workers is None else quickest_first(analysis, prices)
+        few = () if named.workers is None else quickest_first(analysis, prices)[: named.workers]
+        prices = replace(prices, order=few) if few else prices
         strategy = name_strategy(
             analysis,
             named,
-            compilation.worker_hosts,
+            prices.hosts,
             options.chosen_batch(),
             prices.node_s,
-            prices.sent(named.stages),
-            [analysis.workers[number] for number in order],
+            prices.sent(max(1, len(prices.hosts) // named.stages)),
+            tuple(analysis.workers[number] for number in few),
         )
         compilation.options = replace(options, strategy=strategy)
 

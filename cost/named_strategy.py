@@ -9,9 +9,10 @@ microbatches=M   each replica's batch in M parts, one after the other; left out,
 
 replicas=R       R replicas of several workers each, which share weights unless more is said
 
-workers=K         alone, or with microbatches: K workers are the replicas, whole hosts first; the others idle
+workers=K         the grid is of K workers, whole hosts first, the quickest before others; the others idle
+
 layerwise         alone, or with microbatches: replicas are hosts, layers are divided among a host's devices
-one-weird-trick   alone: replicas divide the samples of convolutions and the columns of dense layers
+one-weird-trick   replicas divide the samples of convolutions and dense layers' columns; with workers at most
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +25,15 @@ AXES = ("data", "spatial", "tensor")  # of the mesh, outermost first
 ONE_WEIRD_TRICK = "one-weird-trick"
 LAYERWISE = "layerwise"
 WORKERS = "workers"
+# What goes with one other word at most: which, and why.
+_ALONE = {
+    LAYERWISE: ("microbatches", "the cluster says how many of each"),
+    ONE_WEIRD_TRICK: (WORKERS, "all of them are its replicas"),
+}
 NAMES = (
     "data", "replicas", "spatial", "tensor", "fsdp", "pipeline", "microbatches", WORKERS, LAYERWISE,
     ONE_WEIRD_TRICK,
 )  # fmt: skip
-# What goes with micro-batches alone, and why.
-_ALONE = {
-    LAYERWISE: (LAYERWISE, "the cluster says how many of each"),
-    WORKERS: (f"{WORKERS}=K", "each of these workers is a replica"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class NamedStrategy:
     microbatches    None: as many as suit the pipeline
     divides_layers  replicas are hosts, each of whose workers has some layers
     fills_tensor    the workers of a replica, however many, share its weights
-    workers         so many are the replicas, and the others idle; None: nobody does
+    workers         so many make the grid, and the others idle; None: nobody does
     """
 
     text: str
@@ -66,12 +67,12 @@ class NamedStrategy:
         """Return how many replicas the workers make. `hosts`: of every worker. Raises BadUsage."""
         if self.divides_layers:
             return len(set(hosts))
-        if self.workers is not None:
-            return self._replicas_of(len(hosts))
         return next(iter(self.mesh(len(hosts)).values()))
 
-    def _replicas_of(self, workers: int) -> int:
-        assert self.workers is not None, "they are counted"
+    def count_of(self, workers: int) -> int:
+        """Return how many of the workers make the grid. Raises BadUsage where there are not as many."""
+        if self.workers is None:
+            return workers
         if self.workers > workers:
             what, fix = f"{self.workers} of {workers} workers", f"use at most {workers}"
             raise BadUsage(what, at=f"--strategy {self.text}", fix=fix)
@@ -79,13 +80,14 @@ class NamedStrategy:
 
     def with_sizes(self, **sizes: int) -> str:
         """Return its words with other sizes of axes; those of one are left out but for replicas."""
-        size_of = {**self.sizes, "pipeline": self.stages, "microbatches": self.microbatches or 1, **sizes}
+        own = {"pipeline": self.stages, "microbatches": self.microbatches or 1, WORKERS: self.workers or 0}
+        size_of = {**self.sizes, **own, **sizes}
         names = {"data": "fsdp"} if self.shards_variables else {}
-        order = ("data", "spatial", "tensor", "pipeline", "microbatches")
+        order = ("data", "spatial", "tensor", "pipeline", "microbatches", WORKERS)
         return ",".join(
             f"{names.get(name, name)}={size_of[name]}"
             for name in order
-            if name in size_of and (size_of[name] > 1 or name == "data")
+            if name in size_of and size_of[name] > (0 if name in ("data", WORKERS) else 1)
         )
 
     def _nearest(self, workers: int) -> str:
@@ -98,8 +100,17 @@ class NamedStrategy:
         sizes["tensor"] *= rest
         return self.with_sizes(**sizes)
 
+    def _with_idle(self, count: int, workers: int) -> str:
+        """Return what lets a grid of so many be some of the workers, nothing where it needs more."""
+        idle = f"; or let the others idle: --strategy {self.with_sizes(workers=count)}"
+        return idle if 0 < count < workers else ""
+
     def mesh(self, workers: int) -> dict[str, int]:
-        """Return the workers' mesh, of one stage. Raises BadUsage where they do not make one."""
+        """Return the mesh of one stage, of so many workers or some of them.
+
+        Raises BadUsage where they do not make one.
+        """
+        workers = self.count_of(workers)
         if self.fills_tensor and not workers % self.sizes["data"]:
             return {"data": self.sizes["data"], "tensor": workers // self.sizes["data"]}
         inner = self.stages * prod(size for name, size in self.sizes.items() if name != "data")
@@ -108,7 +119,8 @@ class NamedStrategy:
             raise BadUsage(
                 f"{self.text!r} does not make a grid of {workers} workers",
                 at="--strategy",
-                fix=f"let the product of its axes be {workers}, such as --strategy {self._nearest(workers)}",
+                fix=f"let the product of its axes be {workers}, such as --strategy {self._nearest(workers)}"
+                + self._with_idle(data * inner, workers),
             )
         return {name: size for name in AXES if (size := {**self.sizes, "data": data}.get(name))}
 
@@ -119,20 +131,16 @@ def parse_named(text: str) -> NamedStrategy | None:
     words = [word.strip().partition("=") for word in text.split(",")]
     if words[0][0] not in NAMES:
         return None
-    if ONE_WEIRD_TRICK in (name for name, _, _ in words):
-        if text.strip() != ONE_WEIRD_TRICK:
-            fix = f"write {ONE_WEIRD_TRICK} alone: all workers are its replicas"
-            raise BadUsage(f"no strategy {text!r}", at=f"--strategy {text}", fix=fix)
-        return NamedStrategy(text, {}, False, True)
     for name, equals, value in words:
         axis = {"fsdp": "data", "replicas": "data"}.get(name, name)
-        needs_size = name not in ("data", "fsdp", LAYERWISE)
-        if name not in NAMES or (not equals and needs_size) or (equals and not _is_size(value)):
+        needs_size = name not in ("data", "fsdp", *_ALONE)
+        is_sized = name not in _ALONE and _is_size(value)
+        if name not in NAMES or (not equals and needs_size) or (equals and not is_sized):
             raise BadUsage(
                 f"no strategy {text!r}",
                 at=f"--strategy: {name}{equals}{value}",
                 fix="write words such as data=2, tensor=4, pipeline=2, microbatches=8 and fsdp, with commas "
-                "between them, or workers=K alone or with microbatches",
+                "between them",
             )
         if equals and sizes.setdefault(axis, int(value)) != int(value):
             raise BadUsage(f"two sizes of {axis}", at=f"--strategy {text}", fix="name each axis once")
@@ -140,13 +148,15 @@ def parse_named(text: str) -> NamedStrategy | None:
     stages, microbatches = sizes.pop("pipeline", 1), sizes.pop("microbatches", None)
     workers = sizes.pop(WORKERS, None)
     for name in names & _ALONE.keys():
-        if names - {name, "microbatches"}:
-            fix = "write {}, alone or with microbatches: {}".format(*_ALONE[name])
+        other, why = _ALONE[name]
+        if names - {name, other}:
+            fix = f"write {name}, alone or with {other}: {why}"
             raise BadUsage(f"no strategy {text!r}", at=f"--strategy {text}", fix=fix)
     return NamedStrategy(
         text,
         sizes,
         "fsdp" in names,
+        splits_dense=ONE_WEIRD_TRICK in names,
         stages=stages,
         microbatches=microbatches,
         divides_layers=LAYERWISE in names,

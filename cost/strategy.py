@@ -82,6 +82,7 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     recompute_bytes  what a step's values may take at once on a worker; others are computed again
     mesh             axis -> parts: the workers in their order as a grid, whose first axis tells replicas
                      apart. Empty: every worker is a replica
+    devices          the workers that the mesh is made of, in its order; left out: all of the cluster
     variables        variable -> mesh axis -> the dimension that is split there, where not whole on every
                      worker. What follows a parameter is split alike
     ops              what ops split, where not what follows from their operands; the last that fits an op
@@ -96,6 +97,7 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     aggregation: Aggregation = Aggregation()
     recompute_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     mesh: dict[str, int] = msgspec.field(default_factory=dict)
+    devices: tuple[str, ...] = ()
     variables: dict[str, dict[str, AxisSplit]] = msgspec.field(default_factory=dict)
     ops: tuple[OpConfig, ...] = ()
     stages: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -110,7 +112,8 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     @property
     def divides_more(self) -> bool:
         """Tell whether more is divided than samples and variables: operators, or a replica's batch."""
-        return len(self.mesh) > 1 or bool(self.ops) or self.stages * self.microbatches > 1
+        is_grid = len(self.mesh) > 1 or self.stages * self.microbatches > 1
+        return is_grid or bool(self.devices) or bool(self.ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +197,11 @@ def read_strategy(path: Path) -> Strategy:
 
 def _entries_of_meshes(strategy: Strategy) -> list[str]:
     """Return the entries of a strategy that its second format alone has."""
-    entries = {"mesh": strategy.mesh, "variables": strategy.variables, "ops": strategy.ops}
+    entries: dict[str, object] = {
+        "mesh": strategy.mesh,
+        "devices": strategy.devices,
+        "variables": strategy.variables,
+        "ops": strategy.ops,
+    }
     entries |= {"stages": strategy.stages > 1, "microbatches": strategy.microbatches > 1}
     return [name for name, is_given in entries.items() if is_given]

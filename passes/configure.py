@@ -221,9 +221,9 @@ def _check_stages(strategy: Strategy, workers: int) -> None:
 
 
 def _check_needs_no_mesh(strategy: Strategy, workers: int) -> None:
-    if strategy.variables or strategy.ops or strategy.stages > 1 or strategy.microbatches > 1:
+    if strategy.variables or strategy.divides_more:
         raise BadStrategy(
-            "variables, ops or batches are to be split, but there is no mesh to split them along",
+            "variables, ops or batches are to be split, or devices to be taken, but there is no mesh",
             at="mesh",
             fix="name its axes and their parts, such as "
             f'{{"data": 1, "tensor": {workers // strategy.stages}}}',

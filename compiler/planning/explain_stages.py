@@ -25,7 +25,8 @@ def explain_stages(compilation: Compilation) -> str:
     strategy = compilation.strategy
     if strategy.stages < 2 or not strategy.mesh:
         return ""
-    prices = StagePrices(compilation.cluster)
+    places = [compilation.worker_names.index(device) for device in strategy.devices]
+    prices = StagePrices(compilation.cluster, tuple(places))
     line = stage_line(compilation.analysis, prices.node_s)
     stage_of = {op.op: op.stage for op in strategy.ops if op.stage is not None}
     starts = line.starts(stage_of, strategy.stages)
@@ -75,11 +76,12 @@ class _Reasons:
         return ""
 
     def _pipeline(self, strategy: Strategy) -> SharedPipeline:
-        stages, workers = strategy.stages, len(self.compilation.worker_names)
+        stages, workers = strategy.stages, len(strategy.devices or self.compilation.worker_names)
         data = strategy.mesh.get("data", 1)
+        sent_s = self.prices.sent(workers // stages)
         shares = data if self.compilation.options.chosen_batch() == "global" else 1
         ranks = workers // stages // (data // shares)
-        traffic = PipelineTraffic(self.prices.sent(stages), strategy.microbatches, ranks, shares)
+        traffic = PipelineTraffic(sent_s, strategy.microbatches, ranks, shares)
         line = self.line
         return SharedPipeline(
             line.of_microbatches(traffic.microbatches), line.nbytes, line.shared, stages, traffic

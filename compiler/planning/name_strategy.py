@@ -33,22 +33,18 @@ def name_strategy(
     batch: Batch,
     seconds: NodeSeconds,
     sent_s: SentSeconds | None = None,
-    quickest: Sequence[str] = (),
+    devices: tuple[str, ...] = (),
 ) -> Strategy:
     """Return what a name means for a step. Raises BadUsage where it means nothing there.
 
-    `hosts`: of every worker; `seconds`: what a node takes on one; `sent_s`: what bytes take from a stage's
-    workers to another's, None if nothing; `quickest`: the workers, those first that few of them would be;
-    empty: in their order.
+    `hosts`: of every worker that it is for; `seconds`: what a node takes on one; `sent_s`: what bytes take
+    from a stage's workers to another's, None if nothing; `devices`: the workers that it is for, empty: all.
     """
-    workers = len(hosts)
     if named.divides_layers:
         return _layerwise(analysis, named, hosts, batch, seconds)
     if named.splits_dense:
-        return _one_weird_trick(analysis, named, workers, batch)
-    if named.workers is not None:
-        return _few_workers(named, quickest or analysis.workers, batch)
-    sizes = named.mesh(workers)
+        return _one_weird_trick(analysis, named, len(hosts), batch, devices)
+    sizes = named.mesh(len(hosts))
     ops = divide_whole_products(analysis, sizes, seconds)
     if (parts := sizes.get("spatial", 1)) > 1:
         ops += _split_height(analysis, named, parts)
@@ -56,7 +52,7 @@ def name_strategy(
     begin: dict[str, int] = {}
     if named.stages > 1:
         shares = sizes["data"] if batch == "global" else 1
-        ranks = workers // named.stages // (sizes["data"] // shares)
+        ranks = len(hosts) // named.stages // (sizes["data"] // shares)
         traffic = None if sent_s is None else PipelineTraffic(sent_s, microbatches, ranks, shares)
         begin = cut_stages(analysis, named.stages, seconds, traffic)
     return Strategy(
@@ -64,6 +60,7 @@ def name_strategy(
         batch,
         {},
         mesh=sizes,
+        devices=devices,
         variables=share_variables(analysis, sizes, named.shards_variables),
         ops=_with_stages(ops, begin),
         stages=named.stages,
@@ -139,13 +136,6 @@ def _layerwise(
     )
 
 
-def _few_workers(named: NamedStrategy, workers: Sequence[str], batch: Batch) -> Strategy:
-    """Let all ops have the first of the workers as their replicas."""
-    devices = tuple(workers[: named.replicas(workers)])
-    every = OpConfig("*", devices=devices)
-    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, ops=(every,), microbatches=named.microbatches or 1)
-
-
 def _microbatches(analysis: Analysis, stages: int) -> int:
     """Return into how many parts a replica's batch is best divided: up to four a stage, all equal."""
     most = MICROBATCHES_PER_STAGE * stages if stages > 1 else 1
@@ -187,7 +177,9 @@ def _has_split(wishes: Mapping[str, Wish]) -> bool:
     return any(wish.split for wish in wishes.values())
 
 
-def _one_weird_trick(analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch) -> Strategy:
+def _one_weird_trick(
+    analysis: Analysis, named: NamedStrategy, workers: int, batch: Batch, devices: tuple[str, ...]
+) -> Strategy:
     sizes = named.mesh(workers)
     at = f"--strategy {named.text}"
     samples, others = analysis.fewest_samples(), f"or use --strategy tensor={workers}"
@@ -215,4 +207,6 @@ def _one_weird_trick(analysis: Analysis, named: NamedStrategy, workers: int, bat
         OpConfig(node, {} if wish.split is None else {spell_dimension(wish.split, wish.operand): "data"})
         for node, wish in split.wishes.items()
     )
-    return Strategy(MESH_STRATEGY_FORMAT, batch, {}, mesh=sizes, variables=variables, ops=ops)
+    return Strategy(
+        MESH_STRATEGY_FORMAT, batch, {}, mesh=sizes, devices=devices, variables=variables, ops=ops
+    )

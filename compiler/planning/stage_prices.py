@@ -73,9 +73,11 @@ class StagePrices:
         """Return what starting a segment takes on a worker."""
         return start_s(self._ranks[0], self.cluster)
 
-    def sent(self, stages: int) -> SentSeconds:
-        """Return what bytes take from each worker of a stage to the one at its place in another, at once."""
-        size = max(1, len(self._workers) // stages)
+    def sent(self, size: int) -> SentSeconds:
+        """Return what bytes take from each of a stage's workers to the one at its place in another, at once.
+
+        `size`: how many a stage has.
+        """
 
         def sent_s(nbytes: float, source: int, target: int) -> float:
             pairs = {(source * size + place, target * size + place): nbytes for place in range(size)}

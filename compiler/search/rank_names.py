@@ -1,6 +1,7 @@
 """Order named strategies by what their steps are estimated to take, before any of them is laid out.
 
-    tensor=K, fsdp, pipeline=K   pipelines (estimate_pipelines.py), these of one stage
+    tensor=K, fsdp, pipeline=K   pipelines (estimate_pipelines.py), these of one stage; with workers=K on the
+                                 quickest workers
     layerwise                    a pipeline of a host's devices
     workers=K                    a pipeline of one stage on the quickest workers, sums beside the way back
     one-weird-trick              data parallelism without sums of dense layers' gradients, whose activations
@@ -118,12 +119,12 @@ def _estimates(first: Compilation, names: Iterable[str]) -> Iterator[NameEstimat
             yield _one_weird_trick(name, pipelines, estimate.replicas_s(len(hosts)))
         elif "spatial" in named.sizes:
             yield NameEstimate(name, gain=SPATIAL_GAIN)
-        elif named.workers is not None:
+        elif named.workers is not None and not named.sizes and named.stages == 1:
             alone_s = on_quickest.replicas_s(named.workers, named.microbatches or 1)
             longer = 1 + A_DOUBLING * log2(named.workers)
             yield NameEstimate(name, alone_s=alone_s * longer, doubt=DOUBT_OF_REPLICAS)
         elif (pipeline := pipeline_of(pipelines, named)) is not None:
-            yield NameEstimate(name, alone_s=estimate.step_s(pipeline))
+            yield NameEstimate(name, alone_s=(on_quickest if named.workers else estimate).step_s(pipeline))
 
 
 def _one_weird_trick(name: str, pipelines: StepPipelines, data_parallel_s: float) -> NameEstimate:

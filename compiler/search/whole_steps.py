@@ -171,7 +171,13 @@ def names_for(hosts: Sequence[str]) -> Iterator[str]:
 
 
 def names_of_fewer(hosts: Sequence[str]) -> list[str]:
-    """Return names by which some workers alone are replicas: one, a host's, whole hosts, and parts of one."""
+    """Return names for some workers alone: one, a host's, whole hosts, and parts of one.
+
+    They are replicas, or share weights: all of them, or those of a host.
+    """
     workers, on_host = len(hosts), hosts.count(hosts[0])
-    counts = (n for n in range(1, workers) if on_host % n == 0 or (n % on_host == 0 and workers % n == 0))
-    return [f"{WORKERS}={n}" for n in counts]
+    counts = [n for n in range(1, workers) if on_host % n == 0 or (n % on_host == 0 and workers % n == 0)]
+    shared = [
+        f"tensor={k},{WORKERS}={n}" for n in counts if n > 1 for k in dict.fromkeys((min(n, on_host), n))
+    ]
+    return [*(f"{WORKERS}={n}" for n in counts), *shared]

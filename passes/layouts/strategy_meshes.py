@@ -1,6 +1,7 @@
 """The meshes that a strategy divides the workers into: its grid, once for every stage, and operators' own.
 
     "mesh": {"data": 2, "tensor": 2}, "stages": 2             two grids of four workers, one after the other
+    "mesh": {"tensor": 2}, "devices": ["h0/gpu1", "h0/gpu0"]  one of two, the others are idle
     "ops": [{"op": "rnn0", "devices": ["host0/gpu0", "host1/gpu0"], "split": {"batch": 2}}]     one of two
 
 All have the axes of the grid, of one place where an operator's own devices are not divided so.
@@ -26,9 +27,11 @@ def meshes_of(strategy: Strategy, workers: Sequence[str]) -> Meshes:
     """
     meshes: list[Mesh] = []
     names = _axis_names(strategy)
+    _check_fills(strategy, workers)
     if strategy.mesh:
         axes = [(name, strategy.mesh.get(name, 1)) for name in names]
-        meshes += _stages((*axes, *_microbatch_axes(strategy)), strategy.stages)
+        places = _positions(strategy.devices, workers, "devices")
+        meshes += _stages((*axes, *_microbatch_axes(strategy)), strategy.stages, places)
     for number, config in enumerate(strategy.ops):
         if config.devices:
             mesh = _own_mesh(config, strategy, names, workers, f"ops[{number}]")
@@ -120,12 +123,35 @@ def _axis_names(strategy: Strategy) -> list[str]:
     return [*names, *(f"axis{number}" for number in range(len(names), most + 1))]
 
 
-def _stages(axes: tuple[tuple[str, int], ...], stages: int) -> list[Mesh]:
+def _stages(axes: tuple[tuple[str, int], ...], stages: int, places: Sequence[int]) -> list[Mesh]:
+    """Return the grids of the workers at some places, of the first ones where none are given."""
     if stages == 1:
-        return [Mesh(WORKER, axes)]
+        return [Mesh("mesh0" if places else WORKER, axes, tuple(places))]
     size = len(Mesh(WORKER, axes).workers)
-    starts = (number * size for number in range(stages))
-    return [Mesh(f"stage{n}", axes, tuple(range(at, at + size))) for n, at in enumerate(starts)]
+    places = places or range(stages * size)
+    return [Mesh(f"stage{n}", axes, tuple(places[n * size : (n + 1) * size])) for n in range(stages)]
+
+
+def _check_fills(strategy: Strategy, workers: Sequence[str]) -> None:
+    """Refuse a grid that does not have as many places as there are workers for it."""
+    sizes, stages = strategy.mesh.values(), strategy.stages
+    if strategy.devices and not sizes:
+        raise BadStrategy(
+            "devices of a mesh, but no mesh",
+            at="devices",
+            fix=f'name its axes, such as "mesh": {{"data": {len(strategy.devices)}}}, or write `devices` '
+            "beside the `op` that they run",
+        )
+    count = len(strategy.devices or workers)
+    if sizes and (prod(sizes) * stages != count or min(sizes) < 1):
+        shape = " x ".join(map(str, sizes))
+        each = "" if stages == 1 else f" for each of {stages} stages"
+        others = "name other `devices`" if strategy.devices else "name the `devices` that it is made of"
+        raise BadStrategy(
+            f"a mesh of {shape}{each} on {count} {'devices' if strategy.devices else 'workers'}",
+            at="mesh",
+            fix=f"let the product of its axes{' and of the stages' * bool(each)} be {count}, or {others}",
+        )
 
 
 def _positions(devices: Sequence[str], workers: Sequence[str], at: str) -> tuple[int, ...]:

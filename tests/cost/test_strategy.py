@@ -101,7 +101,7 @@ def test_a_wrong_field_is_refused_with_those_that_there_are(tmp_path: Path) -> N
     path = tmp_path / "strategy.json"
     path.write_text('{"format": "partc-strategy/2", "batch": "global", "operators": []}')
 
-    with pytest.raises(BadStrategy, match=r"`operators`.*\n.*\n.*mesh, variables, ops, stages"):
+    with pytest.raises(BadStrategy, match=r"`operators`.*\n.*\n.*mesh, devices, variables, ops, stages"):
         read_strategy(path)
 
 

@@ -59,6 +59,27 @@ def product(training: Compiled) -> str:
     [
         ({"mesh": {"data": 2, "tensor": 4}}, "a mesh of 2 x 4 on 4 workers", "mesh"),
         ({"mesh": {"data": 4, "tensor": 0}}, "a mesh of 4 x 0 on 4 workers", "mesh"),
+        (
+            {"devices": ("host0/cpu0", "host1/cpu0")},
+            "a mesh of 2 x 2 on 2 devices",
+            "mesh",
+        ),
+        (
+            {"mesh": {"data": 2}, "devices": ("host0/cpu0", "host0/gpu0")},
+            "unknown device 'host0/gpu0'",
+            "devices",
+        ),
+        (
+            {"mesh": {"data": 2}, "devices": ("host0/cpu0", "host0/cpu0")},
+            "device 'host0/cpu0' is named twice",
+            "devices",
+        ),
+        (
+            {"mesh": {}, "devices": ("host0/cpu0",), "ops": (OpConfig("*", devices=("host0/cpu0",)),)},
+            "devices of a mesh, but no mesh",
+            "devices",
+        ),
+        ({"mesh": {}, "devices": ("host0/cpu0",)}, "there is no mesh", "mesh"),
         ({"variables": {"V": {"tensor": AxisSplit(0)}}}, "unknown variable 'V'", "variables: V"),
         ({"variables": {"W": {"rows": AxisSplit(0)}}}, "unknown mesh axis 'rows'", "variables: W"),
         ({"variables": {"W": {"tensor": AxisSplit(-1)}}}, "axis -1 of a variable", "variables: W: tensor"),

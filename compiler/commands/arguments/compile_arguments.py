@@ -31,7 +31,7 @@ StrategyName = Annotated[
     str,
     typer.Option(
         help="auto, hybrid, allreduce, ps, search or placed; data=N, tensor=K, fsdp, spatial=K, "
-        "pipeline=K, microbatches=M, replicas=R and products with commas; workers=K, one-weird-trick, "
+        "pipeline=K, microbatches=M, replicas=R, workers=K and products with commas; one-weird-trick, "
         "layerwise; or a strategy.json.",
         rich_help_panel=panels.STRATEGY,
         autocompletion=complete_strategies,

@@ -64,7 +64,7 @@ class PipelineEstimate:
         for begin, _ in borders:
             both[begin] += SEGMENTS * prices.start_s
             ahead[begin] += prices.start_s
-        sent, shares = prices.sent(pipeline.stages), self.pipelines.shares(pipeline.data)
+        sent, shares = prices.sent(pipeline.data * pipeline.tensor), self.pipelines.shares(pipeline.data)
         times = LineTimes(*([count * second for second in seconds] for seconds in (both, ahead, behind)))
         traffic = PipelineTraffic(sent, count, shares=shares)
         turns = SharedPipeline(times, line.nbytes, line.shared, pipeline.stages, traffic)

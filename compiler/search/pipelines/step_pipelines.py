@@ -20,7 +20,7 @@ Homes = dict[str, dict[str, AxisSplit]]
 class StepPipelines:
     """Pipelines of a step that is analysed, as a mesh of one worker a replica would have it.
 
-    order  in which workers are priced, by number; empty: the cluster's
+    order  in which workers are taken, by number; empty: the cluster's
     """
 
     first: Compilation
@@ -62,7 +62,7 @@ class StepPipelines:
         key = stages, like.data, like.tensor, like.microbatches
         if key not in self._cuts:
             ranks = like.data * like.tensor
-            traffic = PipelineTraffic(self.prices.sent(stages), like.microbatches, ranks, like.data)
+            traffic = PipelineTraffic(self.prices.sent(ranks), like.microbatches, ranks, like.data)
             self._cuts[key] = tuple(self.line.cut(stages, traffic)) if stages > 1 else ()
         return self._cuts[key]
 
@@ -87,7 +87,8 @@ class StepPipelines:
     def read(self, strategy: Strategy) -> Pipeline | None:
         """Return the pipeline whose strategy this is, None where it is none's."""
         sizes = {name: size for name, size in strategy.mesh.items() if size > 1}
-        if not strategy.mesh or sizes.keys() - {"data", "tensor"} or set(strategy.mesh) - set(AXES):
+        is_of_all = bool(strategy.mesh) and not strategy.devices
+        if not is_of_all or sizes.keys() - {"data", "tensor"} or set(strategy.mesh) - set(AXES):
             return None
         stage_of = {config.op: config.stage or 0 for config in strategy.ops}
         starts = self.line.starts(stage_of, strategy.stages)

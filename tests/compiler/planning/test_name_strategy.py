@@ -1,5 +1,6 @@
 """Named strategies: what is split, what is sent, what a rank keeps; each trains as one device."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -14,7 +15,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Adam
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.planning.name_strategy import name_strategy
-from partc.cost.named_strategy import parse_named
+from partc.cost.named_strategy import NamedStrategy, parse_named
 from partc.cost.strategy import Strategy, read_strategy
 from partc.models.catalogue import build_model
 from partc.runtime.errors import BadStrategy, BadUsage
@@ -141,7 +142,11 @@ def test_a_name_is_written_as_an_ordinary_strategy(tmp_path: Path) -> None:
         ("data=2,replicas=4", BadUsage, "two sizes of data"),
         ("replicas=3", BadUsage, "does not make a grid of 4 workers"),
         ("layerwise,tensor=2", BadUsage, "no strategy"),
-        ("workers=2,tensor=2", BadUsage, "no strategy"),
+        ("layerwise=2", BadUsage, "no strategy"),
+        ("one-weird-trick=4", BadUsage, "no strategy"),
+        ("one-weird-trick,fsdp", BadUsage, "no strategy"),
+        ("layerwise,workers=2", BadUsage, "no strategy"),
+        ("workers=3,tensor=2", BadUsage, "does not make a grid of 3 workers"),
         ("workers", BadUsage, "no strategy"),
         ("workers=0", BadUsage, "no strategy"),
         ("workers=5", BadUsage, "5 of 4 workers"),
@@ -159,34 +164,46 @@ def test_names_that_make_no_sense_are_refused(
 
 
 def test_a_word_that_makes_no_sense_is_refused_with_the_words_that_there_are() -> None:
-    with pytest.raises(BadUsage, match=r"fix: .*data=2.*or workers=K alone"):
+    with pytest.raises(BadUsage, match=r"fix: .*data=2, tensor=4.*with commas"):
         parse_named("workers=0")
+
+
+def fix_of(named: NamedStrategy, workers: int) -> str:
+    """Return how a refusal of a grid of so many workers is mended, nothing where there is none."""
+    try:
+        named.mesh(workers)
+    except BadUsage as refusal:
+        return refusal.fix
+    return ""
 
 
 def test_a_grid_that_cannot_be_is_refused_with_one_that_can() -> None:
     rng = np.random.default_rng(0)
-    refused = 0
+    refused, idle = 0, 0
     for _ in range(500):
         workers = int(rng.integers(1, 13))
         text = ",".join(
             f"{word}={rng.integers(1, 9)}"
-            for word in rng.permutation(["data", "fsdp", "spatial", "tensor", "pipeline", "microbatches"])[:3]
+            for word in rng.permutation(
+                ["data", "fsdp", "spatial", "tensor", "pipeline", "microbatches", "workers"]
+            )[:4]
             if word != "data"
         )
         named = parse_named(text)
         assert named is not None
-        try:
-            named.mesh(workers)
-        except BadUsage as refusal:
-            refused += 1
-            other = parse_named(refusal.fix.partition("--strategy ")[2])
+        fix = fix_of(named, workers)
+        refused += bool(fix)
+        idle += "idle" in fix
+        for words in re.findall(r"--strategy ([^\s;]+)", fix):
+            other = parse_named(words)
             assert other is not None
-            assert prod(other.mesh(workers).values()) * other.stages == workers
+            assert prod(other.mesh(workers).values()) * other.stages == other.count_of(workers)
             assert (other.microbatches or 1, other.shards_variables) == (
                 named.microbatches or 1,
                 named.shards_variables,
             )
     assert refused > 100
+    assert idle > 20
 
 
 def test_other_words_are_no_named_strategy() -> None:
