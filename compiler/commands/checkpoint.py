@@ -85,7 +85,7 @@ def export(
     verify_checkpoint(chosen)
     stored = StoredValues(chosen)
     stored.check(plan.plan)
-    write_forward_model(plan, dict(stored.whole()), output)
+    write_forward_model(plan, stored.whole(), output)
     tell(f"forward model with the variables after step {stored.manifest.position.step} -> {output}")
     answer(Exported(stored.manifest.position.step, str(output)))
 

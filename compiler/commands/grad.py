@@ -16,7 +16,8 @@ from partc.compiler.differentiation.updates.clipping import Clipping
 from partc.compiler.differentiation.updates.schedules import Warmup
 from partc.compiler.differentiation.updates.update_options import UpdateOptions
 from partc.compiler.importing.training_info import export_training_info
-from partc.compiler.model_files.model_file import read_model, write_model
+from partc.compiler.model_files.model_file import read_model
+from partc.compiler.model_files.write_model import write_model
 from partc.compiler.output.output_paths import check_output_file
 from partc.runtime.errors import InputError, naming
 

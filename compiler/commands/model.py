@@ -13,7 +13,7 @@ from rich.table import Table
 from partc.compiler.commands.command_line.completion import complete_models
 from partc.compiler.commands.console import answer, show, tell
 from partc.compiler.commands.results.models import ModelEntry, ModelList, ModelOption, ModelWritten
-from partc.compiler.model_files.model_file import write_model
+from partc.compiler.model_files.write_model import write_model
 from partc.compiler.output.output_paths import check_output_file
 from partc.models.catalogue import (
     MODELS,

@@ -1,10 +1,9 @@
-"""Model files: read, written and checked. Initializers stay where they lie until somebody asks.
+"""Model files: read and checked. Initializers stay where they lie until somebody asks.
 
 A file on disk may be anything. `read_model` and `check_model` turn every way in which it can be
 wrong into a BadModel that names the node or tensor and the repair.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -24,11 +23,9 @@ from partc.compiler.model_files.run_checker import newest_opset, run_checker
 from partc.passes.graph.infer_shapes import limited_memory, try_inference
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
-from partc.runtime.jobs.job_folder import held_folder
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1  # one protobuf message, by the protobuf specification
 MODEL = "train.onnx"  # what a plan's folder calls its training graph
-EXTERNAL_DATA_FROM_BYTES = 1_500_000_000  # larger models keep their initializers beside the file
 
 
 # ---------------------------------------------------------------- files
@@ -73,22 +70,6 @@ def _parse(path: Path) -> onnx.ModelProto:
         )
     merge_opsets(model)
     return model
-
-
-def write_model(model: onnx.ModelProto, path: str | Path) -> None:
-    """Write a model file at once or not at all; initializers go beside it above 1.5 GB."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with held_folder(path.parent, f".{path.name}.write-") as temporary:
-        folder = temporary / "model"
-        folder.mkdir()
-        if model.ByteSize() > EXTERNAL_DATA_FROM_BYTES:
-            onnx.save(model, folder / path.name, save_as_external_data=True, location=f"{path.name}.data")
-        else:
-            (folder / path.name).write_bytes(model.SerializeToString(deterministic=True))
-        # The model comes last: whoever sees it finds its data in place.
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
-            os.replace(file, path.parent / file.name)
 
 
 # ---------------------------------------------------------------- ONNX's own transformations

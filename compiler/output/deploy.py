@@ -1,21 +1,17 @@
 """Put trained variables back into a forward model that any ONNX runtime can serve."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from partc.compiler.importing.bindings import read_bindings
 from partc.compiler.model_files.cut_model import cut_model
-from partc.compiler.model_files.model_file import read_model, write_model
-from partc.runtime.data.checkpoint import read_arrays
+from partc.compiler.model_files.model_file import read_model
+from partc.compiler.model_files.write_model import write_model
+from partc.runtime.data.checkpoint import TensorFile, map_arrays, whole_tensors
 from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.plan.plan_folder import PlanFolder
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 DEPLOYED = "trained.onnx"
 
@@ -23,12 +19,12 @@ DEPLOYED = "trained.onnx"
 def write_trained_model(folder: PlanFolder) -> Path:
     """Write trained.onnx, from what a training left in the plan's folder."""
     path = folder.path / DEPLOYED
-    write_forward_model(folder, read_arrays(folder.path / TRAINED_FILE), path)
+    write_forward_model(folder, whole_tensors(map_arrays(folder.path / TRAINED_FILE)), path)
     return path
 
 
-def write_forward_model(folder: PlanFolder, variables: Mapping[str, Array], path: Path) -> None:
-    """Write a forward model: its outputs, computed from data with these variables.
+def write_forward_model(folder: PlanFolder, variables: Iterable[TensorFile], path: Path) -> None:
+    """Write a forward model: its outputs, computed from data with those of the variables that they need.
 
     The outputs are those recorded by `partc grad`; of a foreign graph, those that are no next value.
     """
@@ -39,17 +35,13 @@ def write_forward_model(folder: PlanFolder, variables: Mapping[str, Array], path
     outputs = list(bindings.forward_outputs) or [name for name in results if name != bindings.loss] or results
     _stop_dropping(model)
     forward = cut_model(model, {}, outputs)
-    inputs = [value for value in forward.graph.input if value.name not in variables]
-    weights = [
-        numpy_helper.from_array(variables[value.name], value.name)
-        for value in forward.graph.input
-        if value.name in variables
-    ]
+    kept = {variable.name: variable for variable in variables}
+    weights = [kept[value.name] for value in forward.graph.input if value.name in kept]
+    inputs = [value for value in forward.graph.input if value.name not in kept]
     del forward.graph.input[:]
     forward.graph.input.extend(inputs)
-    forward.graph.initializer.extend(weights)
     del forward.metadata_props[:], forward.training_info[:]
-    write_model(forward, path)
+    write_model(forward, path, weights)
 
 
 def _stop_dropping(model: onnx.ModelProto) -> None:

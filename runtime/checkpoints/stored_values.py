@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.checkpoints.manifest import Manifest, StoredPiece, read_manifest
-from partc.runtime.data.checkpoint import map_array
+from partc.runtime.data.checkpoint import TensorFile, map_array
 from partc.runtime.errors import BadCheckpoint
 from partc.runtime.plan.boxes import local_shape
 from partc.runtime.plan.program import Plan
@@ -39,10 +39,10 @@ class StoredValues:
                 _copy(local, targets, source, sources)
         return local
 
-    def whole(self) -> Iterator[tuple[str, Array]]:
-        """Yield every variable, one at a time."""
-        for name in self.manifest.variables:
-            yield name, self.part(name)
+    def whole(self) -> list[TensorFile]:
+        """Return all variables, each of which is read when its only piece is asked for."""
+        stored = self.manifest.variables.items()
+        return [TensorFile(name, v.dtype, v.shape, map(self.part, (name,))) for name, v in stored]
 
     def check(self, plan: Plan) -> None:
         """Check that a plan trains these variables. Raises BadCheckpoint."""

@@ -8,7 +8,7 @@ Source: https://huggingface.co/docs/safetensors, "Format".
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,9 +44,14 @@ class TensorFile:
     boxes: Sequence[Box | None] | None = None
 
     @property
+    def element_type(self) -> np.dtype[Any]:
+        """The type of its elements."""
+        return np.dtype(self.dtype)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * self.element_type.itemsize
 
 
 def write_tensors(path: Path, tensors: Sequence[TensorFile]) -> None:
@@ -57,15 +62,18 @@ def write_tensors(path: Path, tensors: Sequence[TensorFile]) -> None:
         stream.write(len(header).to_bytes(8, "little"))
         stream.write(header)
         for tensor in tensors:
-            written = _write_pieces(stream, tensor)
+            written = write_pieces(stream, tensor)
             assert written == tensor.nbytes, f"{tensor.name}: {written} of {tensor.nbytes} bytes"
         stream.flush()
         os.fsync(stream.fileno())
     part.replace(path)
 
 
-def _write_pieces(stream: BinaryIO, tensor: TensorFile) -> int:
-    """Write a tensor at the stream's place and go behind it; return how many bytes its pieces have."""
+def write_pieces(stream: BinaryIO, tensor: TensorFile) -> int:
+    """Write a tensor at the stream's place and go behind it; return how many bytes its pieces have.
+
+    Pieces in boxes need a file that is open for reading, too.
+    """
     if tensor.boxes is None:
         return sum(stream.write(_bytes_of(piece)) for piece in tensor.pieces)
     begin, written = stream.tell(), 0
@@ -95,11 +103,14 @@ def _write_scattered(stream: BinaryIO, begin: int, tensor: TensorFile, box: Box 
     whole.flush()
 
 
-def write_arrays(path: Path, arrays: dict[str, Array]) -> None:
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write whole arrays as a safetensors file."""
-    write_tensors(
-        path, [TensorFile(name, array.dtype.name, array.shape, (array,)) for name, array in arrays.items()]
-    )
+    write_tensors(path, whole_tensors(arrays))
+
+
+def whole_tensors(arrays: Mapping[str, Array]) -> list[TensorFile]:
+    """Return arrays as tensors to be written."""
+    return [TensorFile(name, array.dtype.name, array.shape, (array,)) for name, array in arrays.items()]
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -131,8 +142,14 @@ def map_array(path: Path, name: str) -> Array:
     return map_arrays(path, (name,))[name]
 
 
-def map_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
-    """Return tensors of a safetensors file, all if none are named, without reading them. Raises BadData."""
+def map_arrays(
+    path: Path, names: Collection[str] | None = None, *, is_writable: bool = False
+) -> dict[str, Array]:
+    """Return tensors of a safetensors file, all if none are named, without reading them. Raises BadData.
+
+    The system reads what is looked at; whoever replaces the file leaves them as they are. `is_writable`: what
+    is written to them stays in memory.
+    """
     with path.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
         entries = json.loads(stream.read(header_bytes))
@@ -143,7 +160,11 @@ def map_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Ar
         dtype, shape = np.dtype(_DTYPE_OF[entries[name]["dtype"]]), tuple(entries[name]["shape"])
         begin = 8 + header_bytes + entries[name]["data_offsets"][0]
         is_stored = np.prod(shape, dtype=np.int64) > 0
-        arrays[name] = np.memmap(path, dtype, "r", begin, shape) if is_stored else np.zeros(shape, dtype)
+        arrays[name] = (
+            np.memmap(path, dtype, "c" if is_writable else "r", begin, shape)
+            if is_stored
+            else np.zeros(shape, dtype)
+        )
     return arrays
 
 

@@ -19,7 +19,7 @@ from partc.runtime.checkpoints.resume import StartPoint, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import check_total_batch, fixed_sizes, sizes_of, symbolic_sizes
-from partc.runtime.data.checkpoint import read_arrays, write_arrays
+from partc.runtime.data.checkpoint import map_arrays, read_arrays, write_tensors
 from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.engines.machines import Machines, machines_of
@@ -197,10 +197,10 @@ class Runner:
 
     def _already_trained(self, checkpoint: Path, steps: int, save: bool) -> TrainingResult:
         """Return what a training came to that failed when nothing was left to it but its end."""
-        variables = dict(StoredValues(checkpoint).whole())
+        stored = StoredValues(checkpoint)
         if save:
-            write_arrays(self._folder.path / TRAINED_FILE, variables)
-        return TrainingResult(variables, first_step=steps)
+            write_tensors(self._folder.path / TRAINED_FILE, stored.whole())
+        return TrainingResult({v.name: piece for v in stored.whole() for piece in v.pieces}, first_step=steps)
 
     def _stage(
         self, data: str | Path | Batches, consumed: int, steps: int, folder: Path
@@ -263,7 +263,7 @@ class Runner:
         reports = {rank.rank: read_report(folder, rank.rank) for rank in plan.ranks}
         last_step = reports[0].last_step
         return TrainingResult(
-            variables=read_arrays(variables_file(folder, last_step)),
+            variables=map_arrays(variables_file(folder, last_step), is_writable=True),
             outputs=tuple(_outputs(plan, folder)),
             first_step=job.first_step,
             last_step=last_step,

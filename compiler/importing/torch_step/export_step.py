@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from partc.compiler.importing.bindings import Bindings, write_bindings
-from partc.compiler.model_files.model_file import write_model
+from partc.compiler.model_files.write_model import write_model
 from partc.runtime.check_arguments import public
 from partc.runtime.errors import BadUsage, UnsupportedModel
 

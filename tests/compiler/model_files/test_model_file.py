@@ -5,46 +5,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from partc.compiler.model_files import model_file
-from partc.compiler.model_files.model_file import check_model, read_model, write_model
+from partc.compiler.model_files.model_file import check_model, read_model
 from partc.compiler.model_files.run_checker import newest_opset
 from partc.runtime.errors import BadModel
 from tests.builders.graphs.foreign_steps import SGD, parse
 
 GRAPH = "graph (float[2] x) => (float[2] y) {{ {} }}"
-
-
-def test_a_written_model_reads_back(tmp_path: Path) -> None:
-    write_model(parse(SGD), tmp_path / "deep" / "model.onnx")
-
-    assert read_model(tmp_path / "deep" / "model.onnx") == parse(SGD)
-    assert [file.name for file in (tmp_path / "deep").iterdir()] == ["model.onnx"]
-
-
-def test_a_large_model_keeps_its_initializers_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_file, "EXTERNAL_DATA_FROM_BYTES", 1000)
-    model = parse(GRAPH.format("y = Add (x, big)"))
-    model.graph.initializer.append(numpy_helper.from_array(np.arange(2000, dtype=np.float32), "big"))
-
-    write_model(model, tmp_path / "m.onnx")
-
-    read = read_model(tmp_path / "m.onnx")
-    assert read.graph.initializer[0].data_location == onnx.TensorProto.EXTERNAL
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
-
-
-def test_a_failed_write_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "m.onnx"
-    write_model(parse(SGD), path)
-    monkeypatch.setattr(model_file.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-
-    with pytest.raises(OSError, match="disk full"):
-        write_model(parse(GRAPH.format("y = Relu (x)")), path)
-
-    assert read_model(path) == parse(SGD)
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

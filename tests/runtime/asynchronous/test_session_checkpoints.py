@@ -43,7 +43,9 @@ def additive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanFolder:
 def last_saved(kept: Path) -> tuple[tuple[int, ...], Values]:
     """Return the steps of each worker in the last checkpoint, and its variables."""
     folder = kept / folder_of(steps_in(kept)[-1])
-    return verify_checkpoint(folder).position.workers, dict(StoredValues(folder).whole())
+    return verify_checkpoint(folder).position.workers, {
+        v.name: piece for v in StoredValues(folder).whole() for piece in v.pieces
+    }
 
 
 def assert_equal(values: Values, expected: Values) -> None:

@@ -144,7 +144,7 @@ def test_what_is_exported_computes_with_what_was_saved(
     whole = drawn_variables(folder.plan, rng)
     saved = save(folder.plan, tmp_path / "kept", go_on(folder.plan, begun, rng), whole)
 
-    write_forward_model(other, dict(StoredValues(saved).whole()), tmp_path / "model.onnx")
+    write_forward_model(other, StoredValues(saved).whole(), tmp_path / "model.onnx")
 
     model = onnx.load(tmp_path / "model.onnx")
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
