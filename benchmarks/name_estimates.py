@@ -3,7 +3,7 @@
     python benchmarks/name_estimates.py [--models mlp ...] [--clusters FILE ...] [--most 24] [--json FILE]
 
 Of every model and cluster data parallelism and the names that promise most are priced by their whole plans;
-per family: estimate / price, least, median and greatest, and the names that are quicker than data
+per kind: estimate / price, least, median and greatest, and the names that are quicker than data
 parallelism and than every name before them though their least step is longer than that.
 """
 
@@ -21,7 +21,7 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options
 from partc.compiler.planning.stopwatch import paused_collection
-from partc.compiler.search.rank_names import family_of, rank_names
+from partc.compiler.search.rank_names import rank_names
 from partc.compiler.search.whole_steps import WholeSteps, names_for
 from partc.cost.cluster.cluster import read_cluster
 from partc.models.catalogue import build_model
@@ -36,7 +36,7 @@ class Estimated:
     model: str
     cluster: str
     name: str
-    family: str
+    kind: str
     estimated_s: float
     least_s: float
     priced_s: float
@@ -49,7 +49,7 @@ class Estimated:
 
 
 def kind_of(name: str) -> str:
-    """Return a name's family, fewer workers and products apart."""
+    """Return what words a name has."""
     return "+".join(word.partition("=")[0] for word in name.split(","))
 
 
@@ -69,8 +69,7 @@ def estimated(model: str, cluster_file: Path, batch: int, most: int) -> list[Est
     for promise in rank_names(first, names, alone and alone.step_s)[:most]:
         if (priced := whole(promise.name, promise.name)) is not None:
             times = promise.estimated_s, promise.least_s, priced.step_s, quickest_s
-            kinds = family_of(promise.name), kind_of(promise.name)
-            rows.append(Estimated(model, cluster_file.stem, promise.name, kinds[1], *times))
+            rows.append(Estimated(model, cluster_file.stem, promise.name, kind_of(promise.name), *times))
             quickest_s = min(quickest_s, priced.step_s)
     return rows
 
@@ -93,11 +92,11 @@ def main() -> None:
             write_rows(rows, asked.json)
     ratios: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        ratios[row.family].append(row.estimated_s / row.priced_s)
+        ratios[row.kind].append(row.estimated_s / row.priced_s)
     print("| names | priced | estimate / price: least | median | greatest |")
     print("| --- | --- | --- | --- | --- |")
-    for family, of in sorted(ratios.items()):
-        print(f"| {family} | {len(of)} | {min(of):.2f} | {median(of):.2f} | {max(of):.2f} |")
+    for kind, of in sorted(ratios.items()):
+        print(f"| {kind} | {len(of)} | {min(of):.2f} | {median(of):.2f} | {max(of):.2f} |")
     missed = [f"{row.name} of {row.model} on {row.cluster}" for row in rows if row.is_missed]
     print(f"{len(rows)} names; missed: {', '.join(missed) or 'none'}")
 

@@ -134,8 +134,9 @@ def parse_named(text: str) -> NamedStrategy | None:
     for name, equals, value in words:
         axis = {"fsdp": "data", "replicas": "data"}.get(name, name)
         needs_size = name not in ("data", "fsdp", *_ALONE)
-        is_sized = name not in _ALONE and _is_size(value)
-        if name not in NAMES or (not equals and needs_size) or (equals and not is_sized):
+        if name in _ALONE and equals:
+            raise _beside_others(name, text)
+        if name not in NAMES or (not equals and needs_size) or (equals and not _is_size(value)):
             raise BadUsage(
                 f"no strategy {text!r}",
                 at=f"--strategy: {name}{equals}{value}",
@@ -148,10 +149,8 @@ def parse_named(text: str) -> NamedStrategy | None:
     stages, microbatches = sizes.pop("pipeline", 1), sizes.pop("microbatches", None)
     workers = sizes.pop(WORKERS, None)
     for name in names & _ALONE.keys():
-        other, why = _ALONE[name]
-        if names - {name, other}:
-            fix = f"write {name}, alone or with {other}: {why}"
-            raise BadUsage(f"no strategy {text!r}", at=f"--strategy {text}", fix=fix)
+        if names - {name, _ALONE[name][0]}:
+            raise _beside_others(name, text)
     return NamedStrategy(
         text,
         sizes,
@@ -163,6 +162,12 @@ def parse_named(text: str) -> NamedStrategy | None:
         fills_tensor="replicas" in names and not names & {"tensor", "spatial", "pipeline"},
         workers=workers,
     )
+
+
+def _beside_others(name: str, text: str) -> BadUsage:
+    other, why = _ALONE[name]
+    fix = f"write {name} alone, or with {other}: {why}"
+    return BadUsage(f"no strategy {text!r}", at=f"--strategy {text}", fix=fix)
 
 
 def _is_size(value: str) -> bool:

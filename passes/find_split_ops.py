@@ -12,7 +12,14 @@ import onnx_graphsurgeon as gs
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
 from partc.passes.graph.expand_normalised import can_expand, expand
-from partc.passes.graph.separate_parts import Separation, can_separate, follow_parts, separate, to_expand
+from partc.passes.graph.separate_parts import (
+    ReadOrder,
+    Separation,
+    can_separate,
+    follow_parts,
+    separate,
+    to_expand,
+)
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Configuration
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
@@ -44,9 +51,10 @@ def find_rewriting(analysis: Analysis, configuration: Configuration) -> Rewrite 
 
 def _separations(graph: LaidOutGraph) -> list[Separation]:
     """Return what may be computed of parts, of concatenations that nothing then has to read."""
+    order = ReadOrder(graph.training.graph)
     found = (
-        follow_parts(graph.training, node, graph.facts)
-        for node in graph.training.graph.nodes
+        follow_parts(order, node, graph.facts)
+        for node in order.nodes
         if node.op == "Concat" and _gathers_parts(graph, node)
     )
     return [each for each in found if can_separate(each, graph.facts)]

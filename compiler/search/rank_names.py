@@ -22,7 +22,7 @@ from partc.compiler.planning.quickest_workers import quickest_first
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
 from partc.compiler.search.pipelines.step_pipelines import StepPipelines
-from partc.cost.named_strategy import NamedStrategy, parse_named
+from partc.cost.named_strategy import WORKERS, NamedStrategy, parse_named
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.search.named.split_dense import find_dense
 from partc.passes.search.stages.pipeline_space import Pipeline
@@ -146,8 +146,9 @@ def _one_weird_trick(name: str, pipelines: StepPipelines, data_parallel_s: float
 
 
 def family_of(name: str) -> str:
-    """Return what kind of strategy a name is: its first word."""
-    return name.partition("=")[0].partition(",")[0]
+    """Return what kind of strategy a name is: its first word, of some workers or of all."""
+    first = name.partition("=")[0].partition(",")[0]
+    return f"{first} of few" if f",{WORKERS}=" in name else first
 
 
 def pipeline_of(pipelines: StepPipelines, named: NamedStrategy) -> Pipeline | None:

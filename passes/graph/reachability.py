@@ -6,7 +6,7 @@ graphsurgeon's own cleanup looks for every input in a list of all tensors, which
 has thousands of variables.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -19,6 +19,15 @@ def reads_of(node: gs.Node) -> Iterator[gs.Tensor]:
             for inner in attribute.nodes:
                 yield from reads_of(inner)
             yield from attribute.outputs
+
+
+def readers_of(nodes: Sequence[gs.Node]) -> dict[str, list[int]]:
+    """Return the places of the nodes that read each tensor, in order; those whose subgraphs do, too."""
+    readers: dict[str, list[int]] = {}
+    for place, node in enumerate(nodes):
+        for name in {tensor.name for tensor in reads_of(node)}:
+            readers.setdefault(name, []).append(place)
+    return readers
 
 
 def ancestors(graph: gs.Graph, tensors: Iterable[str], cut: frozenset[str] = frozenset()) -> set[str]:

@@ -15,6 +15,7 @@ and extremes. Slice and Split pick parts; the Pad that is a Slice's gradient is 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -23,7 +24,7 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.expand_normalised import can_expand
 from partc.passes.graph.facts import Facts
 from partc.passes.graph.node_writer import NodeWriter
-from partc.passes.graph.reachability import drop_unread_nodes, reads_of
+from partc.passes.graph.reachability import drop_unread_nodes, readers_of, reads_of
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.rules.rules_parts import cuts_of
 from partc.passes.rules.sharding_rules import rule_of
@@ -103,29 +104,61 @@ def to_expand(found: Separation, facts: Facts) -> set[str]:
     return {node.name for node in found.whole if node.op in NORMALISED and can_expand(node, facts)}
 
 
-def follow_parts(training: TrainingGraph, concat: gs.Node, facts: Facts) -> Separation:
-    """Return what can be computed of a concatenation's parts, and what cannot. Needs: sorted nodes."""
+class ReadOrder:
+    """The sorted nodes of a graph, who reads which tensor, and which are Pads, by their places."""
+
+    def __init__(self, graph: gs.Graph) -> None:
+        self.nodes = tuple(graph.nodes)
+        self.readers = readers_of(self.nodes)
+        self.pads = [place for place, node in enumerate(self.nodes) if node.op == "Pad"]
+
+
+def follow_parts(order: ReadOrder, concat: gs.Node, facts: Facts) -> Separation:
+    """Return what can be computed of a concatenation's parts, and what cannot."""
     joined = concat.outputs[0].name
     axis = concat.attrs["axis"] % len(facts.shape(joined))
     sizes = tuple(facts.shape(tensor.name)[axis] for tensor in concat.inputs)
     found = Separation(concat, axis, sizes, {joined: Parted(axis)})
     sliced: set[int] = set()
-    for node in training.graph.nodes:
-        if node.op == "Pad" and facts.shape(node.outputs[0].name) == facts.shape(joined):
-            if (part := _padded_part(found, node, facts)) in sliced:
-                zeros = frozenset(range(len(sizes))) - {part}
-                found.tensors[node.outputs[0].name] = Parted(axis, zeros)
-        elif not any(tensor.name in found.tensors for tensor in reads_of(node)):
+    waiting, last = list(order.readers.get(joined, ())), -1
+    while waiting:
+        place = heappop(waiting)
+        if place == last:  # it reads two of them
             continue
-        elif (how := _apart(found, node, facts)) is None:
-            found.whole.append(node)
-        else:
-            found.apart[node.name] = how
-            if how.made is not None:
-                found.tensors[node.outputs[0].name] = how.made
-            elif node.op == "Slice":
-                sliced.update(how.picks)
+        last, node = place, order.nodes[place]
+        reached = _follow(found, node, sliced, facts)
+        following = [reader for name in reached for reader in order.readers.get(name, ())]
+        if node.op == "Slice" and node.name in found.apart:
+            following += [pad for pad in order.pads if pad > place]
+        for reader in following:
+            heappush(waiting, reader)
     return found
+
+
+def _follow(found: Separation, node: gs.Node, sliced: set[int], facts: Facts) -> list[str]:
+    """Note how a node does without the whole, or that it does not; return what is had in parts by it.
+
+    `sliced`: the parts that Slices have picked, which a Pad may put between zeros.
+    """
+    joined = found.concat.outputs[0].name
+    if node.op == "Pad" and facts.shape(node.outputs[0].name) == facts.shape(joined):
+        if (part := _padded_part(found, node, facts)) not in sliced:
+            return []
+        made = Parted(found.axis, frozenset(range(len(found.sizes))) - {part})
+    elif not any(tensor.name in found.tensors for tensor in reads_of(node)):
+        return []
+    elif (how := _apart(found, node, facts)) is None:
+        found.whole.append(node)
+        return []
+    else:
+        found.apart[node.name] = how
+        if node.op == "Slice":
+            sliced.update(how.picks)
+        if how.made is None:
+            return []
+        made = how.made
+    found.tensors[node.outputs[0].name] = made
+    return [node.outputs[0].name]
 
 
 def _apart(found: Separation, node: gs.Node, facts: Facts) -> Apart | None:

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
 from partc.passes.graph.expand_normalised import can_expand
-from partc.passes.graph.separate_parts import can_separate, follow_parts
+from partc.passes.graph.separate_parts import ReadOrder, can_separate, follow_parts
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.decide_layouts import decide_by_rule, decide_by_wish
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
@@ -133,6 +133,7 @@ def _keeps_parts(
 
 def _is_separable(analysis: Analysis, node: gs.Node) -> bool:
     """Tell whether what follows a concatenation can be computed of each of its parts."""
-    return node.op == "Concat" and can_separate(
-        follow_parts(analysis.training, node, analysis.facts), analysis.facts
-    )
+    if node.op != "Concat":
+        return False
+    found = follow_parts(ReadOrder(analysis.training.graph), node, analysis.facts)
+    return can_separate(found, analysis.facts)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from partc.passes.analysis import Analysis
 from partc.passes.distribute import lay_out
+from partc.passes.graph.expand_normalised import can_expand
 from partc.passes.graph.simplify import SIZES
 from partc.passes.layouts.aggregate_partials import MESSAGE_BYTES, find_summed, summed_along
 from partc.passes.layouts.change_homes import NodeOrder, with_homes
@@ -49,7 +50,10 @@ class WeightLayouts:
 
 
 def sent_along(graph: LaidOutGraph, order: NodeOrder, axis: int) -> dict[str, int]:
-    """Return the tensors that the layouts of a step make its ranks send along a mesh axis, and how often."""
+    """Return the tensors that the layouts of a step make its ranks send along a mesh axis, and how often.
+
+    What a normalisation reads whole is not among them: said in primitives it sends maxima and sums.
+    """
     gathered: set[str] = set()
     scattered: set[str] = set()
     partial: list[str] = []
@@ -61,7 +65,7 @@ def sent_along(graph: LaidOutGraph, order: NodeOrder, axis: int) -> dict[str, in
         targets = (
             graph.decisions[node.name].inputs[number].along(axis)
             for node, number in reads
-            if node.op not in SIZES
+            if node.op not in SIZES and not can_expand(node, graph.facts)
         )
         if isinstance(native, Split) and any(placement != native for placement in targets):
             gathered.add(name)

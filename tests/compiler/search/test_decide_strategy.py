@@ -317,8 +317,10 @@ def test_names_that_are_tried_have_no_more_parts_than_workers(hosts: list[str]) 
     names = list(names_for(hosts))
 
     for name in names:
-        sizes = [int(words.partition("=")[2] or 1) for words in name.split(",")]
-        replicas = len(hosts) / np.prod(sizes)
+        words = dict(word.split("=") for word in name.split(",") if "=" in word)
+        workers = len(hosts) if list(words) == ["workers"] else int(words.pop("workers", len(hosts)))
+        replicas = workers / np.prod([int(size) for size in words.values()])
+        assert workers <= len(hosts), name
         assert replicas >= 1, name
         assert replicas == int(replicas), name
         assert replicas > 1 or "fsdp" not in name, name

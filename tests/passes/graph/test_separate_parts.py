@@ -6,7 +6,7 @@ import pytest
 
 from partc.passes.graph.expand_normalised import can_expand, expand
 from partc.passes.graph.facts import infer_facts
-from partc.passes.graph.separate_parts import Separation, can_separate, follow_parts, separate
+from partc.passes.graph.separate_parts import ReadOrder, Separation, can_separate, follow_parts, separate
 from partc.passes.graph.training_graph import TrainingGraph
 from tests.builders.graphs.run_graphs import graph_of, run_graph
 
@@ -64,7 +64,7 @@ def _renamed(word: str, outputs: list[str]) -> str:
 def separation(training: TrainingGraph) -> Separation:
     facts = infer_facts(training, {})
     concat = next(node for node in training.graph.nodes if node.op == "Concat")
-    return follow_parts(training, concat, facts)
+    return follow_parts(ReadOrder(training.graph), concat, facts)
 
 
 def in_primitives(training: TrainingGraph) -> TrainingGraph:

@@ -270,7 +270,12 @@ def not_where_asked(analysis: Analysis, graph: LaidOutGraph, strategy: Strategy)
     if axis is None:
         return
     alone = msgspec.structs.replace(
-        strategy, mesh={"data": graph.meshes.replicas}, stages=1, variables={}, ops=()
+        strategy,
+        mesh={"data": graph.meshes.replicas},
+        devices=analysis.workers[: graph.meshes.replicas],
+        stages=1,
+        variables={},
+        ops=(),
     )
     plain = lay_out_strategy(analysis, alone)
     along = plain.meshes.microbatch_axis
