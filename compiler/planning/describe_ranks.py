@@ -64,13 +64,13 @@ def _mesh_groups(
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return the workers that meet along each axis of a mesh, and from one mesh to another."""
     meshes = lowered.meshes
-    is_plain = meshes.axes == 1 and meshes.sites == (WORKER,)  # `workers` is its only group
     members = {mesh.name: tuple(workers[worker] for worker in mesh.workers) for mesh in meshes.each}
     joint = {mesh.name: _joint_axes(lowered, mesh.name) for mesh in meshes.each}
+    of_replicas = meshes.are_replicas  # `workers` is their only group
     groups = {
         mesh.group(axes): tuple(tuple(members[mesh.name][at] for at in line) for line in mesh.lines(axes))
         for mesh in meshes.each
-        for axes in (() if is_plain else [*((axis,) for axis in range(len(mesh.grid))), *joint[mesh.name]])
+        for axes in (() if of_replicas else [*((axis,) for axis in range(len(mesh.grid))), *joint[mesh.name]])
     }
     for start in instructions:
         if isinstance(start, Start) and start.exchange is not None:

@@ -34,6 +34,9 @@ FAR_SLOWER = 1.5
 # Of 30 numbers of workers of five models estimates were 0.2 to 1.1 times the plan's step, and of one weird
 # trick of eleven 0.2 to 0.9 times.
 DOUBT_OF_REPLICAS = 1.25
+# Of 66 names by which few workers share weights those of a plan that was quicker than all others' promised that
+# (docs/decisions/084-a-mesh-of-some-workers.md).
+DOUBT_OF_FEW = 1.1
 # What twice as many workers must promise at least, for estimates know nothing of how many messages there are.
 A_DOUBLING = 0.01
 # What one-weird-trick saves, at most, of the seconds of the sums that it does without: these hold up others.
@@ -124,7 +127,10 @@ def _estimates(first: Compilation, names: Iterable[str]) -> Iterator[NameEstimat
             longer = 1 + A_DOUBLING * log2(named.workers)
             yield NameEstimate(name, alone_s=alone_s * longer, doubt=DOUBT_OF_REPLICAS)
         elif (pipeline := pipeline_of(pipelines, named)) is not None:
-            yield NameEstimate(name, alone_s=(on_quickest if named.workers else estimate).step_s(pipeline))
+            if named.workers is None:
+                yield NameEstimate(name, alone_s=estimate.step_s(pipeline))
+            else:
+                yield NameEstimate(name, alone_s=on_quickest.step_s(pipeline), doubt=DOUBT_OF_FEW)
 
 
 def _one_weird_trick(name: str, pipelines: StepPipelines, data_parallel_s: float) -> NameEstimate:

@@ -207,6 +207,11 @@ class Meshes:
         return self.each[0].size(REPLICAS)
 
     @cached_property
+    def are_replicas(self) -> bool:
+        """Tell whether all workers are replicas and nothing else: servers may be beside them."""
+        return self.axes == 1 and self.sites == (WORKER,)
+
+    @cached_property
     def are_apart(self) -> bool:
         """Tell whether no worker is in two meshes."""
         workers = [worker for mesh in self.each for worker in mesh.workers]

@@ -64,8 +64,7 @@ def home_of(graph: LaidOutGraph, variable: str) -> Layout:
 
 def _place_inputs(graph: LaidOutGraph, per_replica: bool) -> None:
     fed = graph.training.data_inputs | graph.training.drawn_inputs
-    is_one_worker = graph.meshes.axes == 1 and graph.meshes.sites == (WORKER,)  # servers may be others
-    is_alone = graph.replicas == 1 and not is_one_worker
+    is_alone = graph.replicas == 1 and not graph.meshes.are_replicas
     first = graph.meshes.sites[0]
     for name, entry in fed.items():
         outer = entry.outer if isinstance(entry, DrawnInput) else 1

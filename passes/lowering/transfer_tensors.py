@@ -190,7 +190,7 @@ def _all_gather(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tenso
     piece = lowering.need(tensor, source)
     graph = lowering.graph
     is_local = axis == graph.meshes.microbatch_axis  # each rank has all pieces itself
-    is_plain = graph.meshes.axes == 1 and tensor not in graph.stored
+    is_plain = graph.meshes.are_replicas and tensor not in graph.stored
     is_fixed = not is_plain and graph.has_fixed_pieces(tensor, target)
     if is_fixed and not is_local:
         result = _result(lowering, tensor, target)
