@@ -34,7 +34,7 @@ FAR_SLOWER = 1.5
 # Of 30 numbers of workers of five models estimates were 0.2 to 1.1 times the plan's step, and of one weird
 # trick of eleven 0.2 to 0.9 times.
 DOUBT_OF_REPLICAS = 1.25
-# Of 66 names by which few workers share weights those of a plan that was quicker than all others' promised that
+# Of 66 names by which few workers share weights those that were quicker than all others promised that
 # (docs/decisions/084-a-mesh-of-some-workers.md).
 DOUBT_OF_FEW = 1.1
 # What twice as many workers must promise at least, for estimates know nothing of how many messages there are.

@@ -40,11 +40,15 @@ _RANKS = 1 << 32
 
 
 class Barriers:
-    """One rank's part in the barriers of a job."""
+    """One rank's part in the barriers of a job.
 
-    def __init__(self, world: MPI.Intracomm, complete: CompleteRequest) -> None:
+    `works`: it has something to do, which others may wait for.
+    """
+
+    def __init__(self, world: MPI.Intracomm, complete: CompleteRequest, works: bool) -> None:
         self._world = world
         self._complete = complete
+        self._works = works
         self._next = 1
         self._last_s = time.monotonic()
         self._last_step = 0
@@ -71,7 +75,7 @@ class Barriers:
         if step < self._next:
             return NOTHING
         waited = self._share_waited(waited_s)
-        worked = (_MILLE - waited) * _RANKS + self._world.rank
+        worked = self._works * ((_MILLE - waited) * _RANKS + self._world.rank)
         wishes = np.array(
             (self.is_asked_to_stop, wants_to_save, self._steps_apart(step), waited, worked), np.int64
         )

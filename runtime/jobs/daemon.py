@@ -113,7 +113,7 @@ class Daemon:
         self._executor = self._make_executor(plan_folder)
         self._variables = VariablesOfRank(self._plan, self._rank, self._executor.environment, world)
         self._watch = VariableWatch(self._plan, self._rank, self._executor.environment)
-        self._barriers = Barriers(world, complete)
+        self._barriers = Barriers(world, complete, works=bool(instructions_of(self._plan, self._rank)))
         self._saving = self._make_saving()
         self._neighbours = _ranks_on_machine(world)
         self._patience = Patience(spin_s_for(self._threads_on_machine()), self._job.deadline_s)

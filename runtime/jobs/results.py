@@ -27,8 +27,8 @@ class TrainingResult:
     stacked along a new leading axis. `variables_after` holds the variables after the steps asked for.
     `first_step`: steps that were trained before this run; `last_step`: of this run, fewer than asked for if
     it was asked to stop; `stopped_by`: the signal by which the launcher was asked, 0 if none. `waiting_s`:
-    rank -> how long it waited for communications; `data_s`, `saving_s`: how long the rank that waited longest
-    waited for data, and for checkpoints.
+    rank that has something to do -> how long it waited for communications; `data_s`, `saving_s`: how long the
+    rank that waited longest waited for data, and for checkpoints.
     `disagreeing` names replicated variables whose copies are not bitwise equal: always a mistake.
     """
 

@@ -47,7 +47,7 @@ from partc.runtime.jobs.results import (
 from partc.runtime.jobs.step_outputs import read_outputs
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import Plan
+from partc.runtime.plan.program import Plan, instructions_of
 from partc.runtime.supervision.stop_signals import stopped
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -267,7 +267,9 @@ class Runner:
             outputs=tuple(_outputs(plan, folder)),
             first_step=job.first_step,
             last_step=last_step,
-            waiting_s={rank: report.waiting_s for rank, report in reports.items()},
+            waiting_s={
+                rank.rank: reports[rank.rank].waiting_s for rank in plan.ranks if instructions_of(plan, rank)
+            },
             data_s=max(report.data_s for report in reports.values()),
             saving_s=max(report.saving_s for report in reports.values()),
             disagreeing=reports[0].disagreeing,

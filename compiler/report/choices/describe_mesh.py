@@ -117,12 +117,13 @@ def _columns_by_replicas(compilation: Compilation) -> bool:
 
 def _held(plan: Plan) -> str:
     shapes = {variable.name: variable for variable in plan.variables}
-    parts = [piece for piece in plan.ranks[0].pieces if piece.box is not None]
-    whole = len(plan.ranks[0].pieces) - len(parts)
+    first = next((rank for rank in plan.ranks if rank.pieces), plan.ranks[0])
+    parts = [piece for piece in first.pieces if piece.box is not None]
+    whole = len(first.pieces) - len(parts)
     if not parts:
-        return f"Rank 0 keeps {plural(whole, 'variable')}, whole."
+        return f"Rank {first.rank} keeps {plural(whole, 'variable')}, whole."
     return (
-        f"Rank 0 keeps a part of {plural(len(parts), 'variable')} "
+        f"Rank {first.rank} keeps a part of {plural(len(parts), 'variable')} "
         f"({count(sum(prod(local_shape(shapes[h.variable].shape, h.box)) for h in parts))} elements of "
         f"{count(sum(prod(shapes[h.variable].shape) for h in parts))}) and {count(whole)} whole."
     )
