@@ -13,7 +13,7 @@ from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.boxes import local_shape
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import Compiled, compile_as_allowed, random_batches, verified
-from tests.builders.plans.random_meshes import random_mesh_strategy
+from tests.builders.plans.random_meshes import on_some_devices, random_mesh_strategy
 from tests.checks.oracle import Oracle
 from tests.checks.work_of_parts import most_flops
 from tests.sampling import sampled
@@ -22,12 +22,16 @@ BATCHES = ("global", "per-replica")
 UNEVEN = (5, 7, 6, 9)  # sizes that meshes do not divide
 
 
-def check(seed: int, folder: Path, samples: int = 8, width: int = 4, nests: bool = False) -> None:
+def check(
+    seed: int, folder: Path, samples: int = 8, width: int = 4, nests: bool = False, of_some: bool = False
+) -> None:
     batch = BATCHES[seed % 2]
     model = random_step(seed, samples=samples, width=width)
     training = import_training_graph(model)
     oracle = Oracle(training)
     cluster, strategy = random_mesh_strategy(training, batch, seed, nests)
+    if of_some:
+        cluster, strategy = on_some_devices(cluster, strategy, seed)
 
     compiled = compile_as_allowed(model, folder / "out", cluster, strategy, batch)
     batches = random_batches(compiled.plan, 2, seed)
@@ -102,6 +106,17 @@ def test_a_random_split_trains_as_on_one_device(seed: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("seed", range(10, 2014))
 def test_many_random_splits_train_as_on_one_device(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", sampled(range(20), range(0, 20, 4)))
+def test_a_mesh_of_some_devices_trains_as_one(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path, 7 if BATCHES[seed % 2] == "global" and seed % 3 == 0 else 8, of_some=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20, 520))
+def test_many_meshes_of_some_devices_train_as_one(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path, 7 if BATCHES[seed % 2] == "global" and seed % 3 == 0 else 8, of_some=True)
 
 
 def check_uneven(seed: int, folder: Path) -> None:

@@ -8,7 +8,7 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.passes.microbatches import cut_behind_messages
 from tests.builders.graphs.random_steps import random_step
 from tests.builders.plans.compiled_steps import compile_step, random_batches, verified
-from tests.builders.plans.random_meshes import random_pipeline
+from tests.builders.plans.random_meshes import on_some_devices, random_pipeline
 from tests.checks.oracle import Oracle
 from tests.sampling import sampled
 
@@ -21,7 +21,14 @@ def are_cut_however_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut_behind_messages, "SLOT_S", 0.0)
 
 
-def check(seed: int, folder: Path, samples: int = 8, width: int = 4, are_equal: bool = True) -> None:
+def check(
+    seed: int,
+    folder: Path,
+    samples: int = 8,
+    width: int = 4,
+    are_equal: bool = True,
+    of_some: bool = False,
+) -> None:
     batch = BATCHES[seed % 2]
     training = import_training_graph(random_step(seed, samples=samples, width=width))
     oracle = Oracle(training)
@@ -32,6 +39,8 @@ def check(seed: int, folder: Path, samples: int = 8, width: int = 4, are_equal: 
     ]
     assert sizes[0] == samples
     cluster, strategy = random_pipeline(training, batch, samples, seed, are_equal)
+    if of_some:
+        cluster, strategy = on_some_devices(cluster, strategy, seed)
 
     compiled = compile_step(training, folder / "out", cluster, strategy, batch)
     batches = random_batches(compiled.plan, 2, seed)
@@ -51,6 +60,17 @@ def test_a_random_pipeline_trains_as_on_one_device(seed: int, tmp_path: Path) ->
 @pytest.mark.parametrize("seed", range(12, 400))
 def test_any_pipeline_trains_as_on_one_device(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
+
+
+@pytest.mark.parametrize("seed", sampled(range(12), range(1, 12, 4)))
+def test_stages_of_some_devices_train_as_one(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path, of_some=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12, 300))
+def test_any_stages_of_some_devices_train_as_one(seed: int, tmp_path: Path) -> None:
+    check(seed, tmp_path, of_some=True)
 
 
 def check_uneven(seed: int, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Random strategies on meshes: any split of any variable and any op that the rules allow."""
 
+import msgspec
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -192,6 +193,16 @@ def random_devices(
         microbatches=microbatches,
     )
     return cluster, strategy
+
+
+def on_some_devices(cluster: str, strategy: Strategy, seed: int) -> tuple[str, Strategy]:
+    """Return a cluster of as many workers or more, and a mesh's strategy on some of them, in any order."""
+    rng = np.random.default_rng(seed)
+    count = CLUSTERS[cluster]
+    other = str(rng.choice([name for name, workers in CLUSTERS.items() if workers >= count]))
+    names = [rank.device for rank in ranks_of(cluster_of(other)) if rank.replica is not None]
+    devices = tuple(map(str, rng.permutation(names)[:count]))
+    return other, msgspec.structs.replace(strategy, devices=devices)
 
 
 def _on_devices(
