@@ -63,6 +63,12 @@ class NamedStrategy:
         is_grid = not self.sizes.keys() <= {"data"} or self.stages * (self.microbatches or 1) > 1
         return has_own_layouts or is_grid or self.workers is not None
 
+    @property
+    def has_replicas_alone(self) -> bool:
+        """Tell whether each worker of the grid is a replica that keeps all variables."""
+        shares = self.shards_variables or self.fills_tensor
+        return self.sizes.keys() <= {"data"} and self.stages == 1 and not shares
+
     def replicas(self, hosts: Sequence[str]) -> int:
         """Return how many replicas the workers make. `hosts`: of every worker. Raises BadUsage."""
         if self.divides_layers:

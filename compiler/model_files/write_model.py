@@ -9,6 +9,7 @@ import onnx
 from onnx import external_data_helper, helper
 
 from partc.runtime.data.checkpoint import TensorFile, write_pieces
+from partc.runtime.errors import naming_file
 from partc.runtime.jobs.job_folder import held_folder
 
 EXTERNAL_DATA_FROM_BYTES = 1_500_000_000  # larger models keep their initializers beside the file
@@ -17,16 +18,17 @@ PAGE_BYTES = 4096  # where weights begin in a file beside the model: runtimes ma
 
 
 def write_model(model: onnx.ModelProto, path: str | Path, weights: Sequence[TensorFile] = ()) -> None:
-    """Write a model file at once or not at all; initializers go beside it above 1.5 GB.
+    """Write a model file at once or not at all; initializers go beside it above 1.5 GB, and out of `model`.
 
-    `weights`: further initializers, each read when it is written. The model is given up to this.
+    `weights`: further initializers, each read when it is written. Raises OSError, which names the file.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with held_folder(path.parent, f".{path.name}.write-") as temporary:
         folder = temporary / "model"
         folder.mkdir()
-        _write(model, folder / path.name, weights)
+        with naming_file(path):
+            _write(model, folder / path.name, weights)
         # The model comes last: whoever sees it finds its data in place.
         for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
             os.replace(file, path.parent / file.name)

@@ -35,9 +35,9 @@ def write_forward_model(folder: PlanFolder, variables: Iterable[TensorFile], pat
     outputs = list(bindings.forward_outputs) or [name for name in results if name != bindings.loss] or results
     _stop_dropping(model)
     forward = cut_model(model, {}, outputs)
-    kept = {variable.name: variable for variable in variables}
-    weights = [kept[value.name] for value in forward.graph.input if value.name in kept]
-    inputs = [value for value in forward.graph.input if value.name not in kept]
+    by_name = {variable.name: variable for variable in variables}
+    weights = [by_name[value.name] for value in forward.graph.input if value.name in by_name]
+    inputs = [value for value in forward.graph.input if value.name not in by_name]
     del forward.graph.input[:]
     forward.graph.input.extend(inputs)
     del forward.metadata_props[:], forward.training_info[:]

@@ -34,8 +34,8 @@ FAR_SLOWER = 1.5
 # Of 30 numbers of workers of five models estimates were 0.2 to 1.1 times the plan's step, and of one weird
 # trick of eleven 0.2 to 0.9 times.
 DOUBT_OF_REPLICAS = 1.25
-# Of 66 names by which few workers share weights those that were quicker than all others promised that
-# (docs/decisions/084-a-mesh-of-some-workers.md).
+# Of names by which few workers share weights: what FAR_SLOWER let through besides took flexflow_nmt and moe 6
+# to 15 s of processors, and was never the quickest (docs/decisions/084-a-mesh-of-some-workers.md).
 DOUBT_OF_FEW = 1.1
 # What twice as many workers must promise at least, for estimates know nothing of how many messages there are.
 A_DOUBLING = 0.01
@@ -122,7 +122,7 @@ def _estimates(first: Compilation, names: Iterable[str]) -> Iterator[NameEstimat
             yield _one_weird_trick(name, pipelines, estimate.replicas_s(len(hosts)))
         elif "spatial" in named.sizes:
             yield NameEstimate(name, gain=SPATIAL_GAIN)
-        elif named.workers is not None and not named.sizes and named.stages == 1:
+        elif named.has_replicas_alone and named.workers is not None:
             alone_s = on_quickest.replicas_s(named.workers, named.microbatches or 1)
             longer = 1 + A_DOUBLING * log2(named.workers)
             yield NameEstimate(name, alone_s=alone_s * longer, doubt=DOUBT_OF_REPLICAS)

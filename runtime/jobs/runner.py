@@ -197,10 +197,12 @@ class Runner:
 
     def _already_trained(self, checkpoint: Path, steps: int, save: bool) -> TrainingResult:
         """Return what a training came to that failed when nothing was left to it but its end."""
-        stored = StoredValues(checkpoint)
-        if save:
-            write_tensors(self._folder.path / TRAINED_FILE, stored.whole())
-        return TrainingResult({v.name: piece for v in stored.whole() for piece in v.pieces}, first_step=steps)
+        stored, trained = StoredValues(checkpoint), self._folder.path / TRAINED_FILE
+        if not save:
+            variables = {tensor.name: piece for tensor in stored.whole() for piece in tensor.pieces}
+            return TrainingResult(variables, first_step=steps)
+        write_tensors(trained, stored.whole())
+        return TrainingResult(map_arrays(trained, is_writable=True), first_step=steps)
 
     def _stage(
         self, data: str | Path | Batches, consumed: int, steps: int, folder: Path

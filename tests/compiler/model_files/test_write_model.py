@@ -1,5 +1,6 @@
 """A model is written at once or not at all; weights are read one at a time, and lie beside a large one."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,3 +86,16 @@ def test_weights_are_read_when_they_are_written(
     np.testing.assert_array_equal(result, (0.5 * arrays["W"].sum(0)).astype(np.float32))
     loaded = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
     np.testing.assert_array_equal(loaded["large"], np.arange(100, dtype=np.float32))
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EXTERNAL_DATA_FROM_BYTES", 1)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(module, "write_pieces", lambda *_: (_ for _ in ()).throw(full))
+    weight = TensorFile("W", "float32", (4, 3), (np.ones((4, 3), np.float32),))
+
+    with pytest.raises(OSError, match="No space left") as refused:
+        write_model(parse(WEIGHTS), tmp_path / "m.onnx", [weight])
+
+    assert refused.value.filename == str(tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
