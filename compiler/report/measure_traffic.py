@@ -1,6 +1,6 @@
 """Count the bytes that cross the border of every host in a step, and what every link carries."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from partc.cost.network.families import Family, families_of, in_every
 from partc.cost.network.topology import Lane, Network
 from partc.cost.network.traffic import Phase, Phases
 from partc.cost.network.ways import Array
-from partc.cost.simulation.timeline import phases_of
+from partc.cost.simulation.timeline import phases_of, what_moves
 from partc.runtime.plan.program import Plan, Rank, Start
 
 MOST_CONTENTS = 6  # of a lane's contents
@@ -111,12 +111,15 @@ def _by_instruction(plan: Plan, network: Network) -> Iterator[tuple[int, Phases]
     """Yield each communication's place in the plan's instructions, and what all of its groups send."""
     ranks = {rank.device: rank for rank in plan.ranks}
     families_of_group: dict[str, tuple[Family, ...]] = {}
+    moved: dict[Hashable, Phases] = {}
     for number, start in enumerate(plan.instructions):
         if isinstance(start, Start):
             if start.group not in families_of_group:
                 families_of_group[start.group] = _families(start.group, plan, network)
-            collective = partial(_collective, start, ranks, network)
-            yield number, in_every(network, families_of_group[start.group], collective)
+            if (key := what_moves(start)) not in moved:
+                collective = partial(_collective, start, ranks, network)
+                moved[key] = in_every(network, families_of_group[start.group], collective)
+            yield number, moved[key]
 
 
 def _collective(start: Start, ranks: Mapping[str, Rank], network: Network, members: Sequence[str]) -> Phases:

@@ -17,9 +17,7 @@ from partc.compiler.report.describe_headline import describe_headline
 from partc.compiler.report.describe_program import (
     describe_segments,
     instruction_words,
-    names_of_messages,
 )
-from partc.compiler.report.measure_traffic import step_traffic
 from partc.compiler.report.operators.describe_graph import graph_section
 from partc.compiler.report.packed_json import script_json
 from partc.compiler.report.plan_sections import (
@@ -74,15 +72,14 @@ def render_report(compilation: Compilation, cluster: Cluster, folder: Path) -> s
     """Return the page. `folder` holds the plan's model and segments; equal plans give equal pages."""
     segments = describe_segments(compilation.plan, folder)
     words = instruction_words(compilation, segments)
-    traffic = step_traffic(compilation.plan, cluster, names_of_messages(words))
-    source = ReportSource(compilation, cluster, folder, segments, words, traffic)
+    source = ReportSource(compilation, cluster, folder, segments, words)
     model = _model_name(folder / compilation.plan.model)
     present = [(section, text) for section, text in _texts(source) if text]
     return (
         _environment()
         .get_template("report.html")
         .render(
-            headline=describe_headline(compilation, cluster, model, traffic),
+            headline=describe_headline(compilation, cluster, model, source.traffic),
             sections=[section for section, _ in present],
             bodies=[Markup(text) for _, text in present],
             styles=dict.fromkeys(name for section, _ in present for name in section.styles),

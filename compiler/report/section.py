@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.report.describe_messages import Words
-from partc.compiler.report.describe_program import SegmentRow
-from partc.compiler.report.measure_traffic import StepTraffic
+from partc.compiler.report.describe_program import SegmentRow, names_of_messages
+from partc.compiler.report.measure_traffic import StepTraffic, step_traffic
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import SyncFacts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReportSource:
     """What sections are made of.
 
@@ -26,7 +27,11 @@ class ReportSource:
     folder: Path
     segments: tuple[SegmentRow, ...]
     words: Mapping[int, Words]
-    traffic: StepTraffic
+
+    @cached_property
+    def traffic(self) -> StepTraffic:
+        """Return what the step's communications move."""
+        return step_traffic(self.compilation.plan, self.cluster, names_of_messages(self.words))
 
     @property
     def facts(self) -> dict[str, SyncFacts]:

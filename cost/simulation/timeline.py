@@ -29,15 +29,16 @@ from partc.cost.network import collectives
 from partc.cost.network.collectives import COPY_TRAFFIC
 from partc.cost.network.families import Family, families_of, repeated
 from partc.cost.network.topology import Network, memory_of
-from partc.cost.network.traffic import Phases, Totals, lane_loads, seconds_of
+from partc.cost.network.traffic import Flows, Phases, Totals, lane_loads, seconds_of
 from partc.cost.network.ways import Array, Numbers
 from partc.cost.simulation.host_cores import Flags, HostCores
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.roofline import run_s
 from partc.runtime.plan.moves import shape_of
-from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Start, Wait
+from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Site, Start, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
+COMPACTED = 16  # elements from which on equal ones are kept as one
 LaneKind = Literal["compute", "communication"]
 AnyColumn = TypeVar("AnyColumn", Array, Numbers)
 
@@ -120,6 +121,27 @@ class Measured:
 NOTHING_MEASURED = Measured()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Carried:
+    """What one family of groups does for a communication, and for every other that moves the same.
+
+    flows       of all its groups
+    seconds     from begin to end
+    lanes, occupied_s   int64[groups, lanes of one], float64[lanes of one]: in use, and how long
+    moving_s    float64[members]: how long each member's bytes move in memory
+    own_s       what a member does itself to begin and end it
+    payload_bytes   int64[ranks]: what each contributes
+    """
+
+    flows: tuple[Flows, ...]
+    seconds: float
+    lanes: Numbers
+    occupied_s: Array
+    moving_s: Array
+    own_s: float
+    payload_bytes: Numbers
+
+
 def simulate(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Timeline:
     """Return the predicted timeline of one step. Segments that are not `measured` are priced."""
     play = Play(plan, cluster, measured)
@@ -148,8 +170,8 @@ class Play:
         self.cores = HostCores(plan, cluster)
         self.kinds = _kinds_of(plan, cluster)
         self.families: dict[str, list[tuple[Family, Numbers]]] = {}
-        # By an exchange, which alike ones are, and who has part in it: what it sends.
-        self.exchanged: dict[tuple[int, bytes], Phases] = {}
+        self.waiting: dict[Site | None, Numbers] = {}  # ranks by the site that a wait names
+        self.carried: dict[Hashable, list[Carried]] = {}  # by family, of what communications move
         self.clock = measured.beside_s * self.cores.oversubscription_of_all
         self.computing = self.clock.copy()
         self.busy, self.alone, self.moving, self.moved = (np.zeros(len(plan.ranks)) for _ in range(4))
@@ -198,8 +220,11 @@ class Play:
     def start(self, start: Start, number: int) -> None:
         """Play a communication of all groups that meet for it."""
         self.done[start.tag_id], self.due[start.tag_id] = (np.zeros(len(self.clock)) for _ in range(2))
-        for family, ranks in self._families(start.group):
-            self._communicate(start, number, family, ranks)
+        families, key = self._families(start.group), what_moves(start)
+        if key not in self.carried:
+            self.carried[key] = [self._carried(start, family, ranks) for family, ranks in families]
+        for (_, ranks), carried in zip(families, self.carried[key], strict=True):
+            self._communicate(start, number, ranks, carried)
 
     def _families(self, group: str) -> list[tuple[Family, Numbers]]:
         """Return the alike groups that meet under a name, and their ranks, int64[groups, members]."""
@@ -230,27 +255,22 @@ class Play:
         rate = float(self.network.bytes_per_s[memory])
         return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / rate
 
-    def _communicate(self, start: Start, number: int, family: Family, ranks: Numbers) -> None:
+    def _communicate(self, start: Start, number: int, ranks: Numbers, carried: Carried) -> None:
         """Play a communication of all groups of a family, each of them when it is ready."""
-        first = [self.ranks[rank] for rank in ranks[0].tolist()]
-        phases = self._phases(start, first, ranks[0])
-        for flows in (flows for phase in repeated(self.network, family, phases) for flows in phase.flows):
+        for flows in carried.flows:
             flows.count(self.network, self.totals)
         oversubscription = self.cores.oversubscription(ranks.ravel(), self._at_work(ranks.ravel()))
-        self.clock[ranks] += self._own_s(start, first) * oversubscription[ranks]
-        carried = lane_loads(self.network, phases)
-        used, occupied_s = self._occupied(family, carried)
+        self.clock[ranks] += carried.own_s * oversubscription[ranks]
         begin = np.maximum(self.clock[ranks], self.busy[ranks]).max(axis=1)
-        begin = np.maximum(begin, self.lanes[used].max(axis=1, initial=0.0))
+        begin = np.maximum(begin, self.lanes[carried.lanes].max(axis=1, initial=0.0))
         # Who waits for a place to run is not always awake when messages come.
         crowded = self.cores.threads_per_place[ranks].max(axis=1)
-        woken_s = (crowded - 1) * OVERSUBSCRIBED_WAIT_S if len(first) > 1 else 0.0
-        stop = begin + seconds_of(self.network, phases) + woken_s
-        self.moving[ranks] += self._moving_s(family, carried) * self.cores.share_of_movers[ranks]
+        woken_s = (crowded - 1) * OVERSUBSCRIBED_WAIT_S if ranks.shape[1] > 1 else 0.0
+        stop = begin + carried.seconds + woken_s
+        self.moving[ranks] += carried.moving_s * self.cores.share_of_movers[ranks]
         self.due[start.tag_id][ranks] = self.moving[ranks]
-        self.lanes[used] = begin[:, np.newaxis] + occupied_s
+        self.lanes[carried.lanes] = begin[:, np.newaxis] + carried.occupied_s
         self.busy[ranks] = self.done[start.tag_id][ranks] = stop[:, np.newaxis]
-        sends = [start.payload_bytes if start.senders in rank.sites else 0 for rank in first]
         self.bars.append(
             Bars(
                 "communication",
@@ -258,44 +278,52 @@ class Play:
                 ranks.ravel(),
                 _compact(np.repeat(begin, ranks.shape[1])),
                 _compact(np.repeat(stop, ranks.shape[1])),
-                _compact(np.tile(np.array(sends, np.int64), len(ranks))),
+                carried.payload_bytes,
                 number,
             )
         )
 
-    def _moving_s(self, family: Family, carried: Array) -> Array:
-        """Return how long each member's bytes move in memory, float64[members]."""
+    def _carried(self, start: Start, family: Family, ranks: Numbers) -> Carried:
+        first = [self.ranks[rank] for rank in ranks[0].tolist()]
+        phases = phases_of(start, first, self.network)
+        loads = lane_loads(self.network, phases)
+        lanes, occupied_s = self._occupied(family, loads)
         memory = self.network.memory_lane[family.ends[0]]
-        moving_s: Array = carried[memory] / self.network.bytes_per_s[memory]
-        return moving_s
+        sends = [start.payload_bytes if start.senders in rank.sites else 0 for rank in first]
+        return Carried(
+            tuple(flows for phase in repeated(self.network, family, phases) for flows in phase.flows),
+            seconds_of(self.network, phases),
+            lanes,
+            occupied_s,
+            loads[memory] / self.network.bytes_per_s[memory],
+            self._own_s(start, first),
+            _compact(np.tile(np.array(sends, np.int64), len(ranks))),
+        )
 
-    def _phases(self, start: Start, members: Sequence[Rank], ranks: Numbers) -> Phases:
-        if start.exchange is None:
-            return phases_of(start, members, self.network)
-        key = id(start.exchange), ranks.tobytes()
-        if key not in self.exchanged:
-            self.exchanged[key] = phases_of(start, members, self.network)
-        return self.exchanged[key]
-
-    def _occupied(self, family: Family, carried: Array) -> tuple[Numbers, Array]:
+    def _occupied(self, family: Family, loads: Array) -> tuple[Numbers, Array]:
         """Return the lanes in use, int64[groups, lanes], and for how long, float64[lanes]."""
         if len(family.positions) == 1:
-            used = np.flatnonzero(carried)
-            return used[np.newaxis], carried[used] / self.network.bytes_per_s[used]
-        columns = np.flatnonzero(carried[family.lanes[0]])
+            used = np.flatnonzero(loads)
+            return used[np.newaxis], loads[used] / self.network.bytes_per_s[used]
+        columns = np.flatnonzero(loads[family.lanes[0]])
         first = family.lanes[0, columns]
-        return family.lanes[:, columns], carried[first] / self.network.bytes_per_s[first]
+        return family.lanes[:, columns], loads[first] / self.network.bytes_per_s[first]
 
     def wait(self, wait: Wait) -> None:
         """Let ranks stand still until a communication is complete."""
         if wait.tag_id not in self.done:
             return
-        waiting = [ranks for kind, ranks in self.kinds if wait.site in (None, *kind.sites)]
-        for ranks in waiting:
-            still_s = self.due[wait.tag_id][ranks] - self.moved[ranks]
-            idle_s = np.maximum(0.0, np.maximum(self.done[wait.tag_id][ranks] - self.clock[ranks], still_s))
-            self.clock[ranks] += idle_s
-            self.moved[ranks] = np.minimum(self.moving[ranks], self.moved[ranks] + idle_s)
+        ranks = self._who_waits_at(wait.site)
+        still_s = self.due[wait.tag_id][ranks] - self.moved[ranks]
+        idle_s = np.maximum(0.0, np.maximum(self.done[wait.tag_id][ranks] - self.clock[ranks], still_s))
+        self.clock[ranks] += idle_s
+        self.moved[ranks] = np.minimum(self.moving[ranks], self.moved[ranks] + idle_s)
+
+    def _who_waits_at(self, site: Site | None) -> Numbers:
+        if site not in self.waiting:
+            waiting = [ranks for kind, ranks in self.kinds if site in (None, *kind.sites)]
+            self.waiting[site] = np.concatenate([np.zeros(0, np.int64), *waiting])
+        return self.waiting[site]
 
     def timeline(self) -> Timeline:
         """Return what was played so far."""
@@ -325,10 +353,16 @@ def _kinds_of(plan: Plan, cluster: Cluster) -> list[tuple[Rank, Numbers]]:
 
 
 def _compact(column: AnyColumn) -> AnyColumn:
-    """Keep one element in memory where all are equal."""
-    if not column.size or (column != column[0]).any():
+    """Keep one element in memory where many are equal."""
+    if column.size < COMPACTED or (column != column[0]).any():
         return column
     return np.broadcast_to(column[:1], column.shape)
+
+
+def what_moves(start: Start) -> Hashable:
+    """Return what all communications of a plan have in common that move the same between the same ranks."""
+    sends = start.kind, start.payload_bytes, start.counts, start.rounds_to
+    return start.group, start.senders, start.receivers, sends, id(start.exchange)
 
 
 def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases:

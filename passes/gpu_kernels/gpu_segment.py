@@ -11,7 +11,10 @@ from partc.passes.cpu_kernels.segment_values import FreshNames, known_shapes
 
 
 class GpuSegment:
-    """A model whose functions are inlined; `inferred`: the same with the shapes of its values."""
+    """A model whose functions are inlined; `inferred`: the same with the shapes of its values.
+
+    `is_rewritten`: some of its nodes are others than they were.
+    """
 
     def __init__(self, model: onnx.ModelProto, inferred: onnx.ModelProto) -> None:
         self.model = model
@@ -21,6 +24,7 @@ class GpuSegment:
         self._shapes = known_shapes(inferred.graph)
         self._names = FreshNames(self.graph)
         self._integers: dict[tuple[int, ...], str] = {}
+        self.is_rewritten = False
 
     def sizes(self, value: str) -> tuple[int, ...] | None:
         """Return a value's shape, None where it is not wholly known."""
@@ -30,7 +34,11 @@ class GpuSegment:
 
     def rewrite(self, rewriting: Callable[[onnx.NodeProto], list[onnx.NodeProto]]) -> None:
         """Put what a rewriting makes of each node in its place."""
-        nodes = [new for node in self.graph.node for new in rewriting(node)]
+        before = list(self.graph.node)
+        nodes = [new for node in before for new in rewriting(node)]
+        if len(nodes) == len(before) and all(new is node for new, node in zip(nodes, before, strict=True)):
+            return
+        self.is_rewritten = True
         del self.graph.node[:]
         self.graph.node.extend(nodes)
 

@@ -26,13 +26,14 @@ def rewrite_for_gpu(model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.Model
     for function in model.functions:
         _replace_body(function, model.opset_import[0].version)
     model = inline_local_functions(model)
-    segment = GpuSegment(model, infer_shapes(model, data_prop=True))
+    inferred = infer_shapes(model, data_prop=True)
+    segment = GpuSegment(model, inferred)
     fold_constants(segment)
     split_reductions(segment)
     split_products(segment)
     split_concats(segment)
     segment.name_nodes()
-    return model, infer_shapes(model, data_prop=True)
+    return model, infer_shapes(model, data_prop=True) if segment.is_rewritten else inferred
 
 
 def _replace_body(function: onnx.FunctionProto, opset: int) -> None:

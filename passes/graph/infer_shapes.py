@@ -83,6 +83,8 @@ def _readers_of_vectors(graph: onnx.GraphProto) -> dict[int, str]:
     shapes = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in declared}
     shapes |= {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     vectors = {name for name, shape in shapes.items() if len(shape) == 1 and shape[0] > LONGEST_SIZES}
+    if not vectors:
+        return {}
     return {
         place: node.domain
         for place, node in enumerate(graph.node)

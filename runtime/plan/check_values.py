@@ -51,12 +51,13 @@ class _Flight:
 def check_values(plan: Plan) -> None:
     """Raise BadPlan, naming the rank and the value, at the first read or write that must not be."""
     seen: set[Hashable] = set()
+    common = _parts(plan.slices)
     for rank in plan.ranks:
         kind = _kind(plan, rank)
         if kind in seen:
             continue
         seen.add(kind)
-        walk = _Walk(rank, _regions(plan, rank), _parts(plan.slices), _parts(rank.slices))
+        walk = _Walk(rank, _regions(plan, rank), common, _parts(rank.slices))
         for values in (plan.constants, rank.constants, (piece.value for piece in rank.pieces)):
             walk.make(values)
         walk.make(data_input.name for data_input in inputs_of(plan, rank))
@@ -184,7 +185,7 @@ class _Walk:
             raise _mistake(f"value {value!r} is {verb} while {flight.label!r} is under way", self.rank)
 
     def _region(self, value: str) -> _Region:
-        return self.regions.get(value, _Region(f"value {value}"))
+        return self.regions.get(value) or _Region(f"value {value}")
 
 
 def _regions(plan: Plan, rank: Rank) -> dict[str, _Region]:

@@ -238,6 +238,8 @@ class _WeightSearch:
     def _try(self, weight: str, split: Split) -> _Outcome | None:
         """Return what follows from a split; None where no op is divided by it."""
         outcome = _Outcome(placements={weight: split})
+        known = ChainMap(outcome.placements, self._ahead, self._placements)
+        others = self._untried - {weight}
         pending = set(self._readers.get(weight, ()))
         is_divided = False
         for _ in range(LOOKAHEAD):
@@ -246,11 +248,11 @@ class _WeightSearch:
             place = min(pending)
             pending.discard(place)
             node = self._nodes[place]
-            known = {**self._placements, **self._ahead, **outcome.placements}
             decision, results = self._step(place, known)
             outcome.sent += self._sent(node, decision, known)
             is_divided |= decision.factor is not None
-            if self._meets_another(node, weight):
+            if not all(others.isdisjoint(self._variables_behind(tensor)) for tensor in node.inputs):
+                # It reads another weight that is to be split yet, or what is made of one.
                 outcome.sent += self._left_partial(node, known)
                 continue
             changed = {n: p for n, p in results.items() if p != known.get(n, Replicate())}
@@ -262,11 +264,6 @@ class _WeightSearch:
         """Return the bytes of sums that the next weight's op finds unfinished."""
         partial = [t.name for t in node.inputs if isinstance(known.get(t.name), Partial)]
         return sum(2 * self._analysis.facts.nbytes(name) + MESSAGE_BYTES for name in partial)
-
-    def _meets_another(self, node: gs.Node, weight: str) -> bool:
-        """Tell whether a node reads another weight that is to be split yet, or what is made of one."""
-        others = self._untried - {weight}
-        return not all(others.isdisjoint(self._variables_behind(tensor)) for tensor in node.inputs)
 
     def _step(self, place: int, known: Placements) -> tuple[AxisDecision, dict[str, Placement]]:
         node = self._nodes[place]

@@ -170,13 +170,15 @@ def _find_updates(analysis: Analysis, parameters: Iterable[str]) -> Iterator[tup
     for name, leader in analysis.followers.items():
         following.setdefault(leader or name, []).append(training.variables[name].next)
     nodes = [node for node in training.graph.nodes if node.name not in analysis.main]
-    taken: set[str] = set()
+    maker = {tensor.name: number for number, node in enumerate(nodes) for tensor in node.outputs}
+    taken: set[int] = set()
     for parameter in parameters:
-        leading = {training.variables[parameter].next, *following.get(parameter, ())}
-        own: list[gs.Node] = []
-        for node in reversed(nodes):
-            if node.name not in taken and any(tensor.name in leading for tensor in node.outputs):
-                leading.update(tensor.name for tensor in node.inputs)
-                own.append(node)
-                taken.add(node.name)
-        yield parameter, tuple(reversed(own))
+        waiting = [training.variables[parameter].next, *following.get(parameter, ())]
+        own: list[int] = []
+        while waiting:
+            number = maker.get(waiting.pop())
+            if number is not None and number not in taken:
+                taken.add(number)
+                own.append(number)
+                waiting += [tensor.name for tensor in nodes[number].inputs]
+        yield parameter, tuple(nodes[number] for number in sorted(own))
