@@ -9,7 +9,7 @@ import numpy as np
 from partc.compiler.report.describe_program import segment_names
 from partc.compiler.report.measure_traffic import lane_name
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.network.topology import Network
+from partc.cost.network.topology import Network, network_of
 from partc.cost.network.traffic import lane_loads
 from partc.cost.simulation.critical_path import PathPart, critical_path
 from partc.cost.simulation.timeline import phases_of
@@ -73,7 +73,7 @@ class _Terms:
 
     @cached_property
     def _network(self) -> Network:
-        return Network(self._cluster)
+        return network_of(self._cluster)
 
     def of(self, parts: Iterable[PathPart], count: int) -> tuple[Term, ...]:
         """Return the terms of a path over `count` steps, the longest first."""

@@ -5,7 +5,7 @@ from functools import cache
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.network import collectives
 from partc.cost.network.sums import Lines, all_reduce_along, goes_by_levels
-from partc.cost.network.topology import Network
+from partc.cost.network.topology import network_of
 from partc.cost.network.traffic import seconds_of
 from partc.passes.layouts.meshes import Meshes
 from partc.runtime.plan.program import Site
@@ -16,7 +16,7 @@ class MeshMessages:
 
     def __init__(self, meshes: Meshes, cluster: Cluster) -> None:
         self._meshes = meshes
-        self._network = Network(cluster)
+        self._network = network_of(cluster)
         self._workers = [rank.device for rank in ranks_of(cluster) if rank.replica is not None]
         self._lines = cache(self._find_lines)
         self.sum_s = cache(self._find_sum_s)
@@ -25,7 +25,7 @@ class MeshMessages:
 
     def _find_lines(self, site: Site, axes: tuple[int, ...]) -> Lines:
         mesh = self._meshes.of(site)
-        return [tuple(self._workers[mesh.workers[at]] for at in line) for line in mesh.lines(axes)]
+        return tuple(tuple(self._workers[mesh.workers[at]] for at in line) for line in mesh.lines(axes))
 
     def _find_sum_s(self, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
         return seconds_of(self._network, all_reduce_along(self._network, self._lines(site, axes), nbytes))

@@ -8,7 +8,7 @@ from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.network import collectives
 from partc.cost.network.sums import all_reduce_along
-from partc.cost.network.topology import Network
+from partc.cost.network.topology import Network, network_of
 from partc.cost.network.traffic import Phases, seconds_of
 from partc.cost.simulation.roofline import node_s, start_s
 from partc.passes.search.stages.cut_stages import NodeSeconds
@@ -40,7 +40,7 @@ class StagePrices:
 
     @cached_property
     def _network(self) -> Network:
-        return Network(self.cluster)
+        return network_of(self.cluster)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ class StagePrices:
 
 
 def _all_reduce(network: Network, members: Sequence[str], nbytes: float) -> Phases:
-    return all_reduce_along(network, [tuple(members)], nbytes)
+    return all_reduce_along(network, (tuple(members),), nbytes)
 
 
 def _reduce_scatter(network: Network, members: Sequence[str], nbytes: float) -> Phases:

@@ -9,7 +9,7 @@ import numpy as np
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.network import traffic
 from partc.cost.network.families import Family, families_of, in_every
-from partc.cost.network.topology import Lane, Network
+from partc.cost.network.topology import Lane, Network, network_of
 from partc.cost.network.traffic import Phase, Phases
 from partc.cost.network.ways import Array
 from partc.cost.simulation.timeline import phases_of, what_moves
@@ -50,7 +50,7 @@ def step_traffic(plan: Plan, cluster: Cluster, names: Mapping[int, str]) -> Step
 
     `names`: of communications by their place in the plan's instructions; those of one name are added
     """
-    network = Network(cluster)
+    network = network_of(cluster)
     totals = traffic.Totals.nothing(network)
     carried: dict[str, Array] = {}
     for number, phases in _by_instruction(plan, network):
@@ -80,13 +80,13 @@ def _contents(network: Network, carried: Mapping[str, Array]) -> dict[Lane, tupl
 
 def host_traffic(plan: Plan, cluster: Cluster) -> dict[str, tuple[float, float]]:
     """Return each host's (received, sent) bytes per step: what other hosts exchange with it."""
-    network = Network(cluster)
+    network = network_of(cluster)
     return traffic.host_traffic(network, _phases(plan, network))
 
 
 def lane_loads(plan: Plan, cluster: Cluster) -> tuple[LaneLoad, ...]:
     """Return the lanes that carry anything in a step, the one that is occupied longest first."""
-    network = Network(cluster)
+    network = network_of(cluster)
     return _loads(network, traffic.lane_loads(network, _phases(plan, network)))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of, threads_per_core
 from partc.cost.network import collectives
 from partc.cost.network.sums import all_reduce_along
-from partc.cost.network.topology import Network
+from partc.cost.network.topology import Network, network_of
 from partc.cost.network.traffic import Phases, lane_loads, seconds_of, totals_of
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.memory import limit_bytes
@@ -61,7 +61,7 @@ class TaskPrices:
     @cached_property
     def network(self) -> Network:
         """Return the cluster's links."""
-        return Network(self.cluster)
+        return network_of(self.cluster)
 
     @cached_property
     def workers(self) -> tuple[ClusterRank, ...]:
@@ -203,7 +203,7 @@ def _phases(network: Network, kind: CollectiveKind, nbytes: int, names: Sequence
     count = len(names)
     match kind:
         case "all_reduce":
-            return all_reduce_along(network, [tuple(names)], nbytes)
+            return all_reduce_along(network, (tuple(names),), nbytes)
         case "reduce_scatter":
             return collectives.reduce_scatter(network, names, [nbytes / count] * count)
         case "all_gather":

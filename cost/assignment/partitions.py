@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from partc.cost.assignment.row_spread import cut
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Host
-from partc.cost.network.topology import Network
+from partc.cost.network.topology import network_of
 from partc.cost.strategy import Shard, SyncFacts
 from partc.runtime.errors import BadUsage, NoPlacement
 
@@ -102,7 +102,7 @@ def _shards(fact: SyncFacts, parts: Mapping[str, int]) -> tuple[Shard, ...]:
 
 def _rates(servers: Sequence[Host], cluster: Cluster) -> dict[str, float]:
     """Return how fast each server's narrowest way to its quickest neighbour is."""
-    network = Network(cluster)
+    network = network_of(cluster)
     names = [host.name for host in servers]
     return {
         name: max((network.route(name, o).bytes_per_s for o in names if o != name), default=1.0)

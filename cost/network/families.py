@@ -8,6 +8,7 @@ h3: server, worker            another
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -62,13 +63,10 @@ def families_of(
     )
 
 
-def known_families(network: Network, groups: Iterable[tuple[str, ...]]) -> tuple[Family, ...]:
-    """Put alike groups together, as `families_of` does. The network remembers them."""
-    key = tuple(groups)
-    if key not in network.families:
-        network.families[key] = families_of(network, key)
-    found: tuple[Family, ...] = network.families[key]
-    return found
+@lru_cache(maxsize=1 << 12)
+def known_families(network: Network, groups: tuple[tuple[str, ...], ...]) -> tuple[Family, ...]:
+    """Put alike groups together, as `families_of` does, and remember them."""
+    return families_of(network, groups)
 
 
 def families_by_host(network: Network, members: Sequence[str]) -> tuple[Family, ...]:

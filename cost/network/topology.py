@@ -9,10 +9,10 @@ Ends (devices, and hosts for processes on their CPU) and switches are nodes. Nod
 numbered, so that what thousands of them carry is one array.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -81,7 +81,6 @@ class Network:
         self._hops: dict[tuple[Pattern, tuple[str, ...]], Hops] = {}
         self._farthest: dict[tuple[str, ...], float] = {}
         self._by_host: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
-        self.families: dict[tuple[tuple[str, ...], ...], Any] = {}  # that families.py has found
 
     def _describe_nodes(self) -> None:
         self.host_of = np.full(len(self.nodes), -1)
@@ -254,6 +253,17 @@ class Network:
     def busiest_s(self, loads: Array) -> float:
         """Return how long the busiest lane is occupied by bytes, float64[lanes]."""
         return float((loads / self.bytes_per_s).max(initial=0.0))
+
+
+_RECENT: deque[Network] = deque(maxlen=4)
+
+
+def network_of(cluster: Cluster) -> Network:
+    """Return the network of a cluster: of the same object the same one, with all that it found so far."""
+    known = next((network for network in _RECENT if network.cluster is cluster), None)
+    if known is None:
+        _RECENT.append(known := Network(cluster))
+    return known
 
 
 class _Farthest:

@@ -34,7 +34,7 @@ from partc.cost.network.collectives import (
 )
 from partc.cost.network.families import Family, families_of, in_every
 from partc.cost.network.sums import goes_by_levels
-from partc.cost.network.topology import Network
+from partc.cost.network.topology import Network, network_of
 from partc.cost.network.traffic import Phases
 from partc.cost.strategy import SyncFacts, Synchronisation
 
@@ -63,7 +63,7 @@ def network_groups_of(cluster: Cluster) -> NetworkGroups:
         name: tuple(tuple(ends[rank] for rank in members) for members in instances)
         for name, instances in groups_of(cluster).items()
     }
-    network = Network(cluster)
+    network = network_of(cluster)
 
     def alike(name: str) -> tuple[Family, ...]:
         return families_of(network, groups[name], lambda end: end in working)
@@ -109,7 +109,7 @@ def synchronise(
 
 def _all_reduce(groups: NetworkGroups, message_bytes: float) -> Phases:
     network, workers = groups.network, groups.workers
-    way = all_reduce_by_levels if goes_by_levels(network, [workers], message_bytes) else all_reduce
+    way = all_reduce_by_levels if goes_by_levels(network, (workers,), message_bytes) else all_reduce
     return way(network, workers, message_bytes)
 
 

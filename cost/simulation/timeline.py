@@ -28,7 +28,7 @@ from partc.cost.cluster.profiles import OVERSUBSCRIBED_WAIT_S, PER_COMMUNICATION
 from partc.cost.network import collectives
 from partc.cost.network.collectives import COPY_TRAFFIC
 from partc.cost.network.families import Family, families_of, repeated
-from partc.cost.network.topology import Network, memory_of
+from partc.cost.network.topology import Network, memory_of, network_of
 from partc.cost.network.traffic import Flows, Phases, Totals, lane_loads, seconds_of
 from partc.cost.network.ways import Array, Numbers
 from partc.cost.simulation.host_cores import Flags, HostCores
@@ -163,7 +163,7 @@ class Play:
     def __init__(self, plan: Plan, cluster: Cluster, measured: Measured) -> None:
         self.plan = plan
         self.measured = measured
-        self.network = Network(cluster)
+        self.network = network_of(cluster)
         self.cluster = cluster
         self.ranks = {rank.rank: rank for rank in plan.ranks}
         self.rank_at = {rank.device: rank.rank for rank in plan.ranks}

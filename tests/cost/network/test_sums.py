@@ -99,7 +99,7 @@ def test_the_way_that_is_chosen_is_the_quicker_one(seed: int, nbytes: float) -> 
     levels_s = seconds_of(network, collectives.all_reduce_by_levels(network, members, nbytes))
     levels_s += 2 * BEGINNING_S
 
-    found_s = seconds_of(network, all_reduce_along(network, [members], nbytes))
+    found_s = seconds_of(network, all_reduce_along(network, (tuple(members),), nbytes))
 
     assert found_s == pytest.approx(min(flat_s, levels_s))
     assert goes_by_levels(network, [members], nbytes) == (levels_s < flat_s)
@@ -136,7 +136,7 @@ def test_lines_that_share_links_are_priced_together() -> None:
     )
 
     alone_s, both_s = (
-        seconds_of(network, all_reduce_along(network, lines, 1e9)) for lines in ([one], [one, other])
+        seconds_of(network, all_reduce_along(network, lines, 1e9)) for lines in ((one,), (one, other))
     )
 
     assert both_s == pytest.approx(2 * alone_s, rel=1e-3)
