@@ -102,29 +102,29 @@ def test_the_way_that_is_chosen_is_the_quicker_one(seed: int, nbytes: float) -> 
     found_s = seconds_of(network, all_reduce_along(network, (tuple(members),), nbytes))
 
     assert found_s == pytest.approx(min(flat_s, levels_s))
-    assert goes_by_levels(network, [members], nbytes) == (levels_s < flat_s)
+    assert goes_by_levels(network, (tuple(members),), nbytes) == (levels_s < flat_s)
 
 
 def test_no_levels_within_a_host_or_with_one_member_of_each() -> None:
     network = Network(cluster_of("2x4"))
-    inside = [tuple(f"host{h}/cpu{w}" for w in range(4)) for h in range(2)]
-    across = [tuple(f"host{h}/cpu{w}" for h in range(2)) for w in range(4)]
+    inside = tuple(tuple(f"host{h}/cpu{w}" for w in range(4)) for h in range(2))
+    across = tuple(tuple(f"host{h}/cpu{w}" for h in range(2)) for w in range(4))
 
     assert not goes_by_levels(network, inside, 1e9)
     assert not goes_by_levels(network, across, 1e9)
-    assert goes_by_levels(network, [(*inside[0], *inside[1])], 1e9)
+    assert goes_by_levels(network, ((*inside[0], *inside[1]),), 1e9)
 
 
 def test_lines_that_lie_otherwise_on_hosts_add_in_one_order() -> None:
     """By levels (a + b) + c along one line would be a + (b + c) along the other, and copies differ."""
     network = Network(cluster_of("2x3"))
     ends = [f"host{h}/cpu{w}" for h in range(2) for w in range(3)]
-    alike = [tuple(ends[at] for at in line) for line in ((0, 1, 3), (2, 1, 4))]
-    otherwise = [tuple(ends[at] for at in line) for line in ((0, 2, 4), (1, 3, 5))]
+    alike = tuple(tuple(ends[at] for at in line) for line in ((0, 1, 3), (2, 1, 4)))
+    otherwise = tuple(tuple(ends[at] for at in line) for line in ((0, 2, 4), (1, 3, 5)))
 
     assert goes_by_levels(network, alike, 1e9)
     assert not goes_by_levels(network, otherwise, 1e9)
-    assert all(goes_by_levels(network, [line], 1e9) for line in otherwise)
+    assert all(goes_by_levels(network, (line,), 1e9) for line in otherwise)
 
 
 def test_lines_that_share_links_are_priced_together() -> None:
