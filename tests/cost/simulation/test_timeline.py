@@ -1,4 +1,6 @@
+import random
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -12,8 +14,10 @@ from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import (
     PLAN_FORMAT,
     Buffer,
+    Exchange,
     Instruction,
     Kind,
+    Move,
     Plan,
     Rank,
     Run,
@@ -295,6 +299,55 @@ def test_playing_twice_gives_the_same_timeline() -> None:
 
     assert first.events == second.events
     assert first.step_s == second.step_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_communication_behind_others_takes_as_long_as_alone(seed: int) -> None:
+    """Drawn from few: what moves the same is priced once, and what differs in one thing is not the same."""
+    rng = random.Random(seed)
+    starts = [drawn_start(rng, tag) for tag in range(60)]
+    alone = [simulate(plan_of(TWO_BY_TWO, start, Wait(start.tag_id)), TWO_BY_TWO) for start in starts]
+
+    in_turn = (instruction for start in starts for instruction in (start, Wait(start.tag_id)))
+    played = simulate(plan_of(TWO_BY_TWO, *in_turn), TWO_BY_TWO)
+
+    assert durations(played) == pytest.approx(
+        [s for timeline in alone for s in durations(timeline)], abs=1e-9
+    )
+    assert [event.payload_bytes for event in played.events] == [
+        event.payload_bytes for timeline in alone for event in timeline.events
+    ]
+    for rank in range(len(plan_of(TWO_BY_TWO).ranks)):
+        sent = sum(timeline.sent_bytes[rank] for timeline in alone)
+        assert played.sent_bytes[rank] == pytest.approx(sent, abs=len(starts))
+
+
+def durations(timeline: Timeline) -> list[float]:
+    return [event.stop_s - event.start_s for event in timeline.events]
+
+
+def drawn_start(rng: random.Random, tag: int) -> Start:
+    group, members = rng.choice([("workers", 4), ("host_workers", 2), ("leaders", 2), ("host", 2)])
+    kind = rng.choice(get_args(Kind))
+    sites = ("worker", "server")
+    counts = tuple(rng.choice((8, 64)) for _ in range(members))
+    instruction = Start(
+        tag,
+        kind,
+        group,
+        rng.choice(sites),
+        rng.choice(sites),
+        ("g",),
+        ("g",),
+        payload_bytes=rng.choice((1 << 12, 1 << 20)),
+        counts=counts if kind in ("reduce_scatter", "all_gather") else (),
+        rounds_to=rng.choice(("", "float16")) if kind in ("all_reduce", "reduce_scatter") else "",
+    )
+    if kind != "exchange":
+        return instruction
+    moved = Move(0, 1, (((0, rng.choice((1 << 10, 1 << 18))),),))
+    has: tuple[None, ...] = (None,) * members  # what is moved is what is priced
+    return msgspec.structs.replace(instruction, exchange=Exchange("float32", (1 << 18,), has, has, (moved,)))
 
 
 def test_labels_name_communications_and_segments() -> None:
