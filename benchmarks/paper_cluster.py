@@ -34,7 +34,7 @@ from partc.compiler.options import Options, Sample
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import host_traffic
-from partc.cost.simulation.timeline import phases_of
+from partc.cost.simulation.communication_phases import phases_of
 from partc.models.catalogue import build_model
 from partc.runtime.plan.program import Run, Start
 

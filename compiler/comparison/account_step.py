@@ -11,8 +11,8 @@ from partc.compiler.report.measure_traffic import lane_name
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.network.topology import Network, network_of
 from partc.cost.network.traffic import lane_loads
+from partc.cost.simulation.communication_phases import phases_of
 from partc.cost.simulation.critical_path import PathPart, critical_path
-from partc.cost.simulation.timeline import phases_of
 from partc.cost.step_account import StepAccount, Term
 from partc.runtime.execution.recorder import StepTimes
 from partc.runtime.plan.program import Kind, Plan, Run, Start, Store, members_of

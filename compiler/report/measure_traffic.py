@@ -12,7 +12,7 @@ from partc.cost.network.families import Family, families_of, in_every
 from partc.cost.network.topology import Lane, Network, network_of
 from partc.cost.network.traffic import Phase, Phases
 from partc.cost.network.ways import Array
-from partc.cost.simulation.timeline import phases_of, what_moves
+from partc.cost.simulation.communication_phases import phases_of, what_moves
 from partc.runtime.plan.program import Plan, Rank, Start
 
 MOST_CONTENTS = 6  # of a lane's contents
