@@ -8,11 +8,10 @@ h3: server, worker            another
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
-from partc.cost.network.topology import Network
+from partc.cost.network.topology import Network, remembered
 from partc.cost.network.traffic import Phase, Phases, Totals, totals_of
 from partc.cost.network.ways import Array, Numbers
 
@@ -63,7 +62,7 @@ def families_of(
     )
 
 
-@lru_cache(maxsize=1 << 12)
+@remembered
 def known_families(network: Network, groups: tuple[tuple[str, ...], ...]) -> tuple[Family, ...]:
     """Put alike groups together, as `families_of` does, and remember them."""
     return families_of(network, groups)

@@ -13,7 +13,6 @@ copies of what several lines sum would differ in their last bits.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.network.collectives import (
@@ -24,7 +23,7 @@ from partc.cost.network.collectives import (
     rounded_all_reduce,
 )
 from partc.cost.network.families import Family, in_every, known_families
-from partc.cost.network.topology import Network
+from partc.cost.network.topology import Network, remembered
 from partc.cost.network.traffic import Phases, seconds_of
 from partc.runtime.plan.members import are_spread_alike
 
@@ -43,7 +42,7 @@ def goes_by_levels(network: Network, lines: Lines, message_bytes: float, is_roun
     )
 
 
-@lru_cache(maxsize=1 << 14)
+@remembered
 def is_sooner_by_levels(network: Network, lines: Lines, message_bytes: float, is_rounded: bool) -> bool:
     """Tell whether sums along all lines, at the same time, take less level by level than flat."""
     families, way = known_families(network, lines), rounded_all_reduce if is_rounded else all_reduce

@@ -12,7 +12,9 @@ numbered, so that what thousands of them carry is one array.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import combinations, pairwise
+from typing import Any, TypeVar, TypeVarTuple
 
 import networkx as nx
 import numpy as np
@@ -25,6 +27,9 @@ from partc.cost.network.ways import Array, Numbers, Ways
 # Routes are the quickest for a message of this size; any size from 64 KB to 64 MB picks alike on
 # networks where the faster link is not the farther one.
 ROUTED_MESSAGE_BYTES = 1e6
+
+Asked = TypeVarTuple("Asked")
+Remembered = TypeVar("Remembered")
 
 Lane = tuple[str, str]
 Pairs = Sequence[tuple[str, str]]
@@ -81,6 +86,7 @@ class Network:
         self._hops: dict[tuple[Pattern, tuple[str, ...]], Hops] = {}
         self._farthest: dict[tuple[str, ...], float] = {}
         self._by_host: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
+        self.found: dict[object, Any] = {}  # by functions that are `remembered`
 
     def _describe_nodes(self) -> None:
         self.host_of = np.full(len(self.nodes), -1)
@@ -260,10 +266,24 @@ _RECENT: deque[Network] = deque(maxlen=4)
 
 def network_of(cluster: Cluster) -> Network:
     """Return the network of a cluster: of the same object the same one, with all that it found so far."""
-    known = next((network for network in _RECENT if network.cluster is cluster), None)
+    known = next((network for network in tuple(_RECENT) if network.cluster is cluster), None)
     if known is None:
         _RECENT.append(known := Network(cluster))
     return known
+
+
+def remembered(find: Callable[[Network, *Asked], Remembered]) -> Callable[[Network, *Asked], Remembered]:
+    """Let a network remember, as long as it lives, what a function finds of it for hashable arguments."""
+
+    @wraps(find)
+    def answer(network: Network, *asked: *Asked) -> Remembered:
+        key = find, asked
+        if key not in network.found:
+            network.found[key] = find(network, *asked)
+        found: Remembered = network.found[key]
+        return found
+
+    return answer
 
 
 class _Farthest:

@@ -120,7 +120,7 @@ NOTHING_MEASURED = Measured()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Carried:
+class PlayedTraffic:
     """What one family of groups does for a communication, and for every other that moves the same.
 
     flows       of all its groups
@@ -169,7 +169,7 @@ class Play:
         self.kinds = _kinds_of(plan, cluster)
         self.families: dict[str, list[tuple[Family, Numbers]]] = {}
         self.waiting: dict[Site | None, Numbers] = {}  # ranks by the site that a wait names
-        self.carried: dict[Hashable, list[Carried]] = {}  # by family, of what communications move
+        self.carried: dict[Hashable, list[PlayedTraffic]] = {}  # by family, of what communications move
         self.clock = measured.beside_s * self.cores.oversubscription_of_all
         self.computing = self.clock.copy()
         self.busy, self.alone, self.moving, self.moved = (np.zeros(len(plan.ranks)) for _ in range(4))
@@ -253,7 +253,7 @@ class Play:
         rate = float(self.network.bytes_per_s[memory])
         return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / rate
 
-    def _communicate(self, start: Start, number: int, ranks: Numbers, carried: Carried) -> None:
+    def _communicate(self, start: Start, number: int, ranks: Numbers, carried: PlayedTraffic) -> None:
         """Play a communication of all groups of a family, each of them when it is ready."""
         for flows in carried.flows:
             flows.count(self.network, self.totals)
@@ -281,14 +281,14 @@ class Play:
             )
         )
 
-    def _carried(self, start: Start, family: Family, ranks: Numbers) -> Carried:
+    def _carried(self, start: Start, family: Family, ranks: Numbers) -> PlayedTraffic:
         first = [self.ranks[rank] for rank in ranks[0].tolist()]
         phases = phases_of(start, first, self.network)
         loads = lane_loads(self.network, phases)
         lanes, occupied_s = self._occupied(family, loads)
         memory = self.network.memory_lane[family.ends[0]]
         sends = [start.payload_bytes if start.senders in rank.sites else 0 for rank in first]
-        return Carried(
+        return PlayedTraffic(
             tuple(flows for phase in repeated(self.network, family, phases) for flows in phase.flows),
             seconds_of(self.network, phases),
             lanes,

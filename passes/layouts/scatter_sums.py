@@ -7,7 +7,7 @@ The places of sums are those of readers that want them whole (aggregate_partials
 parts alone is scattered. What only moves a sum moves a part of it, if that is what its readers want.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
@@ -15,7 +15,7 @@ from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.decide_layouts import decide_by_wish
 from partc.passes.layouts.decisions import Decision, axes_up_to, decide_axes, divides
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
-from partc.passes.layouts.layouts import Partial, Replicate, Split
+from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 from partc.passes.rules.sharding_rules import node_facts
 
 Readers = Mapping[str, Sequence[tuple[str, int]]]
@@ -81,6 +81,11 @@ def _readers_of_sums(graph: LaidOutGraph, axis: int) -> Readers:
 def _wanted_part(graph: LaidOutGraph, readers: Readers, tensor: str, axis: int) -> Split | None:
     """Return the part along a mesh axis that all readers of a partial tensor want, if there is one."""
     targets = {graph.decisions[node].inputs[number] for node, number in readers.get(tensor, ())}
+    return part_of_targets(graph, tensor, targets, axis)
+
+
+def part_of_targets(graph: LaidOutGraph, tensor: str, targets: Collection[Layout], axis: int) -> Split | None:
+    """Return the part along a mesh axis that a partial tensor is wanted in, if all want the same."""
     parts = {target.along(axis) for target in targets}
     (part,) = parts if len(parts) == 1 else (None,)
     if not isinstance(part, Split) or part.rows_of:
