@@ -40,7 +40,8 @@ class WeightLayouts:
     def sent_bytes(self, weights: Mapping[str, Split]) -> int:
         """Return the bytes of what is sent along the axis, each tensor alone, and what messages are worth.
 
-        By what lowering sends less than that, attention would be computed whole here and there.
+        Lowering sends less (`sent_along`); chosen by that, splits leave attention whole on every rank for a
+        few bytes (docs/decisions/085-what-layouts-send.md).
         """
         graph = self.of(weights)
         sent = resharded_along(graph, self.analysis.order, self.axis)
