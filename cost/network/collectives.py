@@ -101,14 +101,14 @@ def all_reduce(network: Network, members: Sequence[str], message_bytes: float) -
 
 def has_levels(network: Network, members: Sequence[str]) -> bool:
     """Tell whether members are on several hosts, and several of them on one."""
-    return 1 < len(network.by_host(members)) < len(members)
+    return 1 < len(network.by_host(tuple(members))) < len(members)
 
 
 def all_reduce_by_levels(
     network: Network, members: Sequence[str], message_bytes: float, way: AllReduce = all_reduce
 ) -> Phases:
     """Sum at the first member on each host, among these in some way, and hand the sum on within hosts."""
-    here = network.by_host(members)
+    here = network.by_host(tuple(members))
     families = families_by_host(network, members)
     return (
         in_every(network, families, lambda m: reduce(network, m, message_bytes))
@@ -153,7 +153,7 @@ def doubling_all_reduce(network: Network, members: Sequence[str], message_bytes:
     if p < 2:
         return ()
     steps = _log2(p)
-    hops = network.hops(_doubling, members)
+    hops = network.hops(_doubling, tuple(members))
     # A count that is no power of two needs one more exchange before, and one after.
     extra = 2 if 1 << steps != p else 0
     moved = MessageTraffic(hops, np.full(len(hops.sources), message_bytes))
@@ -167,7 +167,7 @@ def reduce_scatter(network: Network, members: Sequence[str], regions: Sequence[f
     Where all hosts have as many members, and several, long values are summed within hosts first: the regions
     of those at one place on all hosts at the one there. Then these scatter them.
     """
-    here = network.by_host(members)
+    here = network.by_host(tuple(members))
     is_even = has_levels(network, members) and len({len(ends) for ends in here}) == 1
     if sum(regions) < LONG_SUM_BYTES or not is_even:
         return direct_reduce_scatter(network, members, regions)
@@ -298,7 +298,7 @@ def _direct(network: Network, pattern: Pattern, members: Sequence[str], sent: Ar
     """Make a phase of bytes `sent`, one a pair of the pattern; `messages` follow one another."""
     if len(members) < 2:
         return ()
-    hops = network.hops(pattern, members)
+    hops = network.hops(pattern, tuple(members))
     return (Phase((MessageTraffic(hops, sent),), messages * hops.latency_s),)
 
 
@@ -311,7 +311,7 @@ def _exchange(network: Network, members: Sequence[str], sent: Array, taken: Arra
     if len(members) < 2:
         return ()
     flows = AllToAllTraffic(numbers_of(network, members), sent, taken)
-    return (Phase((flows,), messages * network.farthest_s(members)),)
+    return (Phase((flows,), messages * network.farthest_s(tuple(members))),)
 
 
 def _with_work(

@@ -70,7 +70,7 @@ def known_families(network: Network, groups: tuple[tuple[str, ...], ...]) -> tup
 
 def families_by_host(network: Network, members: Sequence[str]) -> tuple[Family, ...]:
     """Return the members of each host, alike hosts together."""
-    return known_families(network, network.by_host(members))
+    return known_families(network, network.by_host(tuple(members)))
 
 
 def _describe(

@@ -56,6 +56,20 @@ class Hops:
     latency_s: float  # of the slowest
 
 
+def remembered(find: Callable[["Network", *Asked], Remembered]) -> Callable[["Network", *Asked], Remembered]:
+    """Let a network remember, as long as it lives, what a function finds of it for hashable arguments."""
+
+    @wraps(find)
+    def answer(network: "Network", *asked: *Asked) -> Remembered:
+        key = find, asked
+        if key not in network.found:
+            network.found[key] = find(network, *asked)
+        found: Remembered = network.found[key]
+        return found
+
+    return answer
+
+
 class Network:
     """Answers how long what takes between any two ends of a cluster.
 
@@ -82,10 +96,6 @@ class Network:
         self.ways = Ways(nx.relabel_nodes(self._graph, self.number_of))
         self._lanes_above = self._lanes_of_bridges()
         self._near_memory = self._through_memory()
-        self._routes: dict[tuple[str, str], Route] = {}
-        self._hops: dict[tuple[Pattern, tuple[str, ...]], Hops] = {}
-        self._farthest: dict[tuple[str, ...], float] = {}
-        self._by_host: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
         self.found: dict[object, Any] = {}  # by functions that are `remembered`
 
     def _describe_nodes(self) -> None:
@@ -114,14 +124,9 @@ class Network:
 
     # ------------------------------------------------------------ single messages
 
+    @remembered
     def route(self, source: str, target: str) -> Route:
         """Return the quickest way of a 1 MB message."""
-        key = source, target
-        if key not in self._routes:
-            self._routes[key] = self._find_route(source, target)
-        return self._routes[key]
-
-    def _find_route(self, source: str, target: str) -> Route:
         if source == target:
             return Route((), 0.0, float("inf"))
         numbers = self.ways.path(self.number_of[source], self.number_of[target])
@@ -136,12 +141,10 @@ class Network:
         narrowest = min(self.bytes_per_s[self.lane_number[lane]] for lane in lanes)
         return Route(tuple(lanes), latency_s, float(narrowest))
 
-    def hops(self, pattern: Pattern, members: Sequence[str]) -> Hops:
+    @remembered
+    def hops(self, pattern: Pattern, members: tuple[str, ...]) -> Hops:
         """Return the ways of the messages that a pattern makes of members."""
-        key = (pattern, tuple(members))
-        if key not in self._hops:
-            self._hops[key] = self.hops_between(pattern(members))
-        return self._hops[key]
+        return self.hops_between(pattern(members))
 
     def hops_between(self, pairs: Pairs) -> Hops:
         """Return the ways of one message for every pair of ends that is two."""
@@ -160,15 +163,13 @@ class Network:
         """Return each member's host, by its number."""
         return [int(self.host_of[self.number_of[member]]) for member in members]
 
-    def by_host(self, members: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    @remembered
+    def by_host(self, members: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         """Return the members of each host, hosts in the order in which they have a first member."""
-        key = tuple(members)
-        if key not in self._by_host:
-            hosts: dict[int, list[str]] = {}
-            for member in key:
-                hosts.setdefault(int(self.host_of[self.number_of[member]]), []).append(member)
-            self._by_host[key] = tuple(tuple(here) for here in hosts.values())
-        return self._by_host[key]
+        hosts: dict[int, list[str]] = {}
+        for member, host in zip(members, self.hosts_of(members), strict=True):
+            hosts.setdefault(host, []).append(member)
+        return tuple(tuple(here) for here in hosts.values())
 
     # ------------------------------------------------------------ everybody to everybody
 
@@ -221,15 +222,12 @@ class Network:
             np.int64,
         )
 
-    def farthest_s(self, members: Sequence[str]) -> float:
-        """Return the latency of the slowest route between any two members."""
-        key = tuple(members)
-        if key not in self._farthest:
-            self._farthest[key] = self._find_farthest_s(members)
-        return self._farthest[key]
+    @remembered
+    def farthest_s(self, members: tuple[str, ...]) -> float:
+        """Return the latency of the slowest route between any two members.
 
-    def _find_farthest_s(self, members: Sequence[str]) -> float:
-        """Carry the longest arm of every kind of end up the tree; two arms that meet make a route."""
+        The longest arm of every kind of end is carried up the tree; two arms that meet make a route.
+        """
         search = _Farthest({"host": {"gpu": STAGING_LATENCY_S}, "gpu": {"host": STAGING_LATENCY_S}})
         for name in members:
             number = self.number_of[name]
@@ -270,20 +268,6 @@ def network_of(cluster: Cluster) -> Network:
     if known is None:
         _RECENT.append(known := Network(cluster))
     return known
-
-
-def remembered(find: Callable[[Network, *Asked], Remembered]) -> Callable[[Network, *Asked], Remembered]:
-    """Let a network remember, as long as it lives, what a function finds of it for hashable arguments."""
-
-    @wraps(find)
-    def answer(network: Network, *asked: *Asked) -> Remembered:
-        key = find, asked
-        if key not in network.found:
-            network.found[key] = find(network, *asked)
-        found: Remembered = network.found[key]
-        return found
-
-    return answer
 
 
 class _Farthest:

@@ -18,10 +18,10 @@ from partc.passes.graph.facts import Facts
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.decide_layouts import decide_by_wish
 from partc.passes.layouts.decisions import decide_axes, divides, has_open_parts, whole_axis
-from partc.passes.layouts.layouts import REPLICAS, Split
+from partc.passes.layouts.layouts import REPLICAS, WORKER, Split
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.layouts.strategy_meshes import BATCH
-from partc.passes.rules.sharding_rules import node_facts
+from partc.passes.rules.sharding_rules import NodeFacts, node_facts
 from partc.runtime.errors import BadStrategy, some_of
 
 DIMENSION = re.compile(
@@ -51,10 +51,28 @@ def wishes_of(
             decisions[axis] = decision or whole_axis(node)
             together = decide_axes(mesh, decisions)
             if decision is None or not divides(mesh, known, together):
-                count = prod(mesh.size(a) for a, other in wishes.items() if other == wish)
+                along = [mesh.size(a) for a, other in wishes.items() if other == wish]
+                if len(along) > 1 and _can_cut_along_one_axis(known, wish, prod(along)):
+                    raise _refusal_along_several(node, dimension, along, where)
                 entries = _entries(node, analysis.facts, wish)
-                raise _refusal(node, dimension, count, entries, has_open_parts(known, together), where)
+                raise _refusal(node, dimension, prod(along), entries, has_open_parts(known, together), where)
     return wishes
+
+
+def _can_cut_along_one_axis(known: NodeFacts, wish: Wish, count: int) -> bool:
+    decision = decide_by_wish(known, wish, count)
+    mesh = Mesh(WORKER, (("parts", count),))
+    return decision is not None and divides(mesh, known, decide_axes(mesh, [decision]))
+
+
+def _refusal_along_several(node: gs.Node, dimension: str, along: list[int], at: str) -> BadStrategy:
+    count = prod(along)
+    return BadStrategy(
+        f"{node.op} {node.name!r} cannot split {dimension} into {count} parts along {len(along)} mesh axes: "
+        "its windows reach over into neighbours along one alone",
+        at=at,
+        fix=f'name its own `devices`, and write the number of parts: "{dimension}": {count}',
+    )
 
 
 def _entries(node: gs.Node, facts: Facts, wish: Wish) -> int | None:

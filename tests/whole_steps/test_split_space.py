@@ -10,19 +10,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from msgspec.structs import replace
 from onnx import numpy_helper
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.verification.verify import verify
+from partc.cost.cluster.cluster import ranks_of
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.models.catalogue import build_model
 from partc.passes.layouts.layouts import Partial, Split
 from partc.runtime.errors import BadStrategy, BadUsage
 from partc.runtime.plan.program import Start
 from tests.builders.graphs.random_images import ANY_HEIGHTS, HEIGHTS, random_image_step
-from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches, verified
+from tests.builders.plans.compiled_steps import Compiled, cluster_of, compile_step, random_batches, verified
 from tests.checks.oracle import Oracle
 from tests.checks.training_steps import EVERYTHING
 from tests.sampling import sampled
@@ -351,17 +353,25 @@ def test_terms_of_a_sum_take_their_own_neighbours_rows(tmp_path: Path) -> None:
     assert oracle.first_wrong(compiled, random_batches(compiled.plan, 1)[0], ROUNDED) is None
 
 
-@pytest.mark.parametrize(
-    ("cluster", "asked"),
-    [
-        ("2x2", SplitByFile({"data": 1, "a": 2, "b": 2}, {"out:2": "a*b"})),  # neighbours along two axes
-        ("3x3", SplitByFile({"data": 1, "columns": 9}, {"out:3": "columns"})),  # of 8
-    ],
-)
-def test_more_parts_than_rows_and_rows_along_two_axes_are_refused(
-    cluster: str, asked: SplitByFile, tmp_path: Path
-) -> None:
-    training = import_training_graph(training_of(STACK))
+def test_more_parts_than_columns_are_refused(tmp_path: Path) -> None:
+    asked = SplitByFile({"data": 1, "columns": 9}, {"out:3": "columns"})
 
-    with pytest.raises(BadStrategy, match=r"cannot split out:[23] into \d+ parts"):
-        compile_step(training, tmp_path / "out", cluster, by_file(asked), "global")
+    with pytest.raises(BadStrategy, match="cannot split out:3 into 9 parts: it has 8 entries"):
+        compile_step(
+            import_training_graph(training_of(STACK)), tmp_path / "out", "3x3", by_file(asked), "global"
+        )
+
+
+def test_rows_along_two_axes_are_refused_and_what_the_refusal_says_to_do_splits_them(tmp_path: Path) -> None:
+    training = import_training_graph(training_of(STACK))
+    oracle = Oracle(training)
+    asked = by_file(SplitByFile({"data": 1, "a": 2, "b": 2}, {"out:2": "a*b"}))
+
+    with pytest.raises(BadStrategy, match="into 4 parts along 2 mesh axes") as refused:
+        compile_step(training, tmp_path / "refused", "2x2", asked, "global")
+    assert refused.value.fix == 'name its own `devices`, and write the number of parts: "out:2": 4'
+
+    devices = tuple(rank.device for rank in ranks_of(cluster_of("2x2")))
+    own = replace(asked, ops=(OpConfig("Conv:h2", {"out:2": 4}, devices=devices),))
+    compiled = compile_step(training, tmp_path / "out", "2x2", own, "global")
+    assert oracle.first_wrong(compiled, random_batches(compiled.plan, 1)[0], ROUNDED) is None
