@@ -14,7 +14,8 @@
     optcnn   the least sum of times, by OptCNN's dynamic program, `--method dp`
     found    what walks over operator groups find, from those before
 
-`--report` compiles what was found; the report.html in its folder draws who computes what of each operator.
+`--report` compiles what was found, and says what the plan's step takes; the report.html in its folder draws
+who computes what of each operator.
 Seconds of a step and bytes sent are the task graph's; docs/search.md tells how far it is from plans.
 """
 
@@ -181,11 +182,12 @@ class Experiment:
             place_operators(lambda: import_training_graph(self._model), self._cluster, options)
         )
 
-    def compiled(self, state: StepConfigs, out: Path) -> None:
-        """Write the plan of a state, and its report."""
+    def compiled(self, state: StepConfigs, out: Path) -> float:
+        """Write the plan of a state, and its report; return the plan's seconds of a step."""
         strategy = strategy_of(state, self.groups, self.first.worker_names, "global")
         options = Options(batch="global", strategy=strategy, force=True)
-        compile_graph(import_training_graph(self._model), self._cluster, out, options)
+        training = import_training_graph(self._model)
+        return compile_graph(training, self._cluster, out, options).timeline.step_s
 
     def least_sum(self, budget_s: float, seed: int) -> StepConfigs:
         """Return the answer of OptCNN's dynamic program. Raises PartcError where it cannot be used."""
@@ -302,7 +304,8 @@ def main() -> None:
             )
             show(own)
             if asked.report:
-                case.compiled(found, asked.report / f"{name}-{devices}-{cluster}")
+                plan_s = case.compiled(found, asked.report / f"{name}-{devices}-{cluster}")
+                print(f"{case.name}: as a plan {1e3 * plan_s:.1f} ms", file=sys.stderr, flush=True)
             rows += own
             write_rows(rows, asked.json)
             if asked.plot:
