@@ -10,10 +10,10 @@ from operator import itemgetter
 
 import numpy as np
 
+from partc.compiler.task_graphs.mesh_places import Where
 from partc.compiler.task_graphs.step_blocks import ComputingBlock, ParameterOf, TransferBlock, UpdateBlock
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock
-from partc.compiler.task_graphs.tensor_moves import Where
 from partc.cost.simulation.task_arrays import Floats
 from partc.passes.search.operators.operator_space import OperatorConfig
 
@@ -39,10 +39,18 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """A tensor's way alone: what its reader waits, and what it occupies, as in Alone."""
+    """A tensor's way alone: what its reader waits, and what it occupies, as in Alone.
+
+    sum_s  of it, what its terms take to be summed for this reader; with others that takes lanes alone
+    """
 
     seconds: float
     sending_s: Floats
+    sum_s: float
+
+    def once_s(self, reading: "Reading") -> float:
+        """Return the seconds, of several who read it the sum for the first alone."""
+        return self.seconds if reading.number == 0 else self.seconds - self.sum_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class BlockCosts:
         placed = self._placed(block.group, config)
         key = id(placed), block.way
         if key not in self._computed:
-            self._computed[key] = self._alone(block.write(placed, False, 0))
+            self._computed[key] = self._alone(block.write(placed, False, 0, {}))
         return self._computed[key]
 
     def send(self, reading: Reading, source: OperatorConfig, target: OperatorConfig) -> TransferCost:
@@ -112,21 +120,41 @@ class BlockCosts:
             one = other
         key = sender.tensor, sender.place, sender.is_made, destination, id(one), id(other)
         if key not in self._sent:
-            here = one.has(sender.place, sender.is_made)
-            self._sent[key] = self._send(reading, here, other, target)
+            self._sent[key] = self._send(reading, one, other, source, target)
         return self._sent[key]
 
     def _send(
-        self, reading: Reading, here: Where, wanting: PlacedGroup, target: OperatorConfig
+        self,
+        reading: Reading,
+        having: PlacedGroup,
+        wanting: PlacedGroup,
+        source: OperatorConfig,
+        target: OperatorConfig,
     ) -> TransferCost:
+        here = having.has(reading.sender.place, reading.sender.is_made)
         wants = wanting.wants(reading.sender.reads[reading.number])
+        sum_s, summing_s = self._sum(reading, having, source, wants)
         sent = reading.sender.write(here, [where for where in dict.fromkeys(wants) if where is not here])
         cut_bytes = sum(sent.cuts.get(where, 0) for where in wants)
         block = self.computing[reading.reader]
-        behind = self._alone(block.write(wanting, bool(sent.gates), cut_bytes))
+        behind = self._alone(block.write(wanting, bool(sent.gates), cut_bytes, {}))
         longer_s = behind.kernels_s - self.compute(reading.reader, target).kernels_s
         alone = self._alone(sent)
-        return TransferCost(alone.seconds + max(0.0, longer_s), alone.sending_s)
+        seconds = sum_s + alone.seconds + max(0.0, longer_s)
+        return TransferCost(seconds, alone.sending_s + summing_s, sum_s)
+
+    def _sum(
+        self, reading: Reading, having: PlacedGroup, source: OperatorConfig, wants: tuple[Where, ...]
+    ) -> tuple[float, Floats]:
+        """Return what the terms of a tensor take to be summed: seconds, and how long lanes are occupied."""
+        tensor, workers = reading.sender.place, len(self.tasks.prices.workers)
+        if reading.maker is None or tensor not in having.layout.has_terms:
+            return 0.0, np.zeros(self.tasks.prices.resources - workers)
+        block = self.computing[reading.maker].write(having, False, 0, {tensor: wants})
+        alone, without = self._alone(block), self.compute(reading.maker, source)
+        summing_s = alone.sending_s - without.sending_s
+        summing_s[:workers] = summing_s[-workers:] = 0.0
+        return alone.kernels_s - without.kernels_s, summing_s
 
     def update(
         self, number: int, parameters: Sequence[ParameterOf], configs: Mapping[int, OperatorConfig]

@@ -15,9 +15,10 @@ from partc.compiler.task_graphs.flat_blocks import (
     Scratch,
     Templates,
 )
+from partc.compiler.task_graphs.mesh_places import Where
 from partc.compiler.task_graphs.step_blocks import ComputingBlock, StepBlock, TransferBlock, UpdateBlock
 from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock
-from partc.compiler.task_graphs.tensor_moves import SentTensor, Where
+from partc.compiler.task_graphs.tensor_moves import SentTensor
 from partc.cost.simulation.task_arrays import NONE, Ints
 from partc.cost.simulation.task_graph import TaskGraph
 from partc.passes.layouts.layouts import Layout
@@ -75,6 +76,7 @@ class BlockNumbers:
         self.wants: Numbering[tuple[int, PassLevel]] = Numbering()
         rows = [self._row(number, block) for number, block in enumerate(blocks)]
         reads = [read for *_, own in rows for read in own]
+        results = [block.results if isinstance(block, ComputingBlock) else () for block in blocks]
         self.flat = FlatBlocks._make(
             (
                 *(np.array([row[column] for row in rows], np.int32) for column in range(2)),
@@ -82,7 +84,9 @@ class BlockNumbers:
                 _flat(block.groups for block in blocks),
                 _bounds([row[2] for row in rows]),
                 *(np.array([read[column] for read in reads], np.int32) for column in range(3)),
-                6 + max((len(block.groups) * WANTED for block in blocks), default=0),
+                _bounds(results),
+                _flat(results),
+                6 + max(map(_longest, blocks), default=0),
             )
         )
 
@@ -118,9 +122,9 @@ class PlacedGroups:
         self.numbers: Numbering[PlacedGroup] = Numbering()
         self.wheres: Numbering[Where] = Numbering()
         self._blocks = blocks
-        self._has, self._begin, self._end = (
+        self._has, self._has_terms, self._begin, self._end = (
             GrowingArray(np.int32, max(1, len(columns.each)))
-            for columns in (blocks.has, blocks.wants, blocks.wants)
+            for columns in (blocks.has, blocks.has, blocks.wants, blocks.wants)
         )
         self._wants = GrowingArray(np.int32)
 
@@ -133,26 +137,29 @@ class PlacedGroups:
     def _add(self, placed: PlacedGroup) -> None:
         layout, columns = placed.layout, self._blocks
         whole = self.wheres.of(Where.of(placed.place, plain(Layout(""))))
-        has, begin, end = (
-            np.zeros(rows.values.shape[1], np.int32) for rows in (self._has, self._begin, self._end)
-        )
+        every = self._has, self._has_terms, self._begin, self._end
+        has, has_terms, begin, end = (np.zeros(rows.values.shape[1], np.int32) for rows in every)
         has[:] = whole
         for column in (*((n, True) for n in layout.has), *((n, False) for n in layout.homes)):
             if columns.has.has(column):
                 has[columns.has.of(column)] = self.wheres.of(placed.has(*column))
+        for column in ((tensor, True) for tensor in layout.has_terms):
+            if columns.has.has(column):
+                has_terms[columns.has.of(column)] = 1
         for read in filter(columns.wants.has, layout.wants):
             wanted = [self.wheres.of(where) for where in placed.wants(read)]
             assert len(wanted) <= WANTED, "room in keys"
             number = columns.wants.of(read)
             begin[number] = self._wants.add(wanted)
             end[number] = begin[number] + len(wanted)
-        for rows, values in ((self._has, has), (self._begin, begin), (self._end, end)):
+        for rows, values in zip(every, (has, has_terms, begin, end), strict=True):
             rows.add([values])
 
     @property
     def flat(self) -> Placings:
         """Return the arrays."""
-        return Placings(*(rows.values for rows in (self._has, self._begin, self._end, self._wants)))
+        every = self._has, self._has_terms, self._begin, self._end, self._wants
+        return Placings(*(rows.values for rows in every))
 
 
 class BlockTemplates:
@@ -235,6 +242,12 @@ def scratch_of(blocks: Sequence[StepBlock], longest: int, rows: int) -> Scratch:
     slots = max((len(block.sources) for block in blocks), default=0) + 1
     sizes = longest, longest, longest, longest, rows, rows, slots, len(blocks)
     return Scratch(*(np.zeros(size, np.int32) for size in sizes))
+
+
+def _longest(block: StepBlock) -> int:
+    """Return how many numbers of a key tell how tensors are and are wanted, at the most."""
+    tensors = len(block.results) if isinstance(block, ComputingBlock) else 1
+    return tensors * (3 + len(block.groups) * WANTED)
 
 
 def _flat(each: Iterable[Sequence[int]]) -> Ints:

@@ -42,6 +42,7 @@ class FlatBlocks(NamedTuple):
               of Placings.has, then of Placings.wants
     transfer  of computing, by what is read: the slot of what sends it, or NONE
     maker     likewise, of what makes it
+    result    of computing, the blocks that send what it makes
     longest   int: of keys
     """
 
@@ -53,6 +54,8 @@ class FlatBlocks(NamedTuple):
     read: Ints
     transfer: Ints
     maker: Ints
+    result_begin: Ints
+    result: Ints
     longest: int
 
 
@@ -60,11 +63,13 @@ class Placings(NamedTuple):
     """How placed groups have and want tensors, by the number of the placing, in numbers of Where.
 
     has          int32[placings, columns]
+    has_terms    likewise: whether it is terms, which are summed for readers
     wants_begin  int32[placings, columns]: where those of `wants` begin that it wants
     wants_end    likewise
     """
 
     has: Ints
+    has_terms: Ints
     wants_begin: Ints
     wants_end: Ints
     wants: Ints
@@ -146,7 +151,9 @@ def find_templates(
             return KEYS_FULL
         gates = 0
         if blocks.kind[block] == TRANSFER:
-            length = _transfer_key(blocks, placings, now, scratch.key, block)
+            scratch.key[0], scratch.key[1] = TRANSFER, blocks.which[block]
+            length = _put_wheres(blocks, placings, now, scratch.key, 2, block)
+            length = length if length > 3 else 0
         elif blocks.kind[block] == UPDATE:
             length = _update_key(blocks, now, scratch.key, block)
         elif _transfers_are_due(blocks, waiting, now, block):
@@ -198,23 +205,35 @@ def _sources_are_due(waiting: Waiting, now: Now, block: int) -> bool:
 
 
 @inner
-def _transfer_key(blocks: FlatBlocks, placings: Placings, now: Now, key: Ints, block: int) -> int:
-    """Write the key of a transfer: how the tensor is, and is wanted elsewhere. 0: nowhere."""
+def _put_wheres(blocks: FlatBlocks, placings: Placings, now: Now, key: Ints, begin: int, block: int) -> int:
+    """Write how the tensor of a transfer is, and is wanted elsewhere, into a key; return where they end."""
     first, read = blocks.group_begin[block], blocks.read_begin[block]
     here = placings.has[now.placing[blocks.group[first]], blocks.read[read]]
-    key[0], key[1], key[2] = TRANSFER, blocks.which[block], here
-    length = 3
+    key[begin] = here
+    length = begin + 1
     for reader in range(1, blocks.group_begin[block + 1] - first):
         placing, column = now.placing[blocks.group[first + reader]], blocks.read[read + reader]
         for wanted in range(placings.wants_begin[placing, column], placings.wants_end[placing, column]):
             where = placings.wants[wanted]
             is_known = where == here
-            for known in range(3, length):
+            for known in range(begin + 1, length):
                 is_known = is_known or key[known] == where
             if not is_known:
                 key[length] = where
                 length += 1
-    return length if length > 3 else 0
+    return length
+
+
+@inner
+def _put_sums(blocks: FlatBlocks, placings: Placings, now: Now, key: Ints, begin: int, block: int) -> int:
+    """Write, of each tensor that a group has terms of, NONE, its column, and how it is and is wanted."""
+    for entry in range(blocks.result_begin[block], blocks.result_begin[block + 1]):
+        sent = blocks.result[entry]
+        column = blocks.read[blocks.read_begin[sent]]
+        if placings.has_terms[now.placing[blocks.group[blocks.group_begin[sent]]], column]:
+            key[begin], key[begin + 1] = NONE, column
+            begin = _put_wheres(blocks, placings, now, key, begin + 2, sent)
+    return begin
 
 
 @inner
@@ -262,7 +281,7 @@ def _computing_key(
     key = scratch.key
     key[0], key[1], key[2], key[3] = COMPUTING, placing, blocks.which[block], gates > 0
     key[4], key[5] = cut & ((1 << LOW_BITS) - 1), cut >> LOW_BITS
-    return 6, gates
+    return _put_sums(blocks, placings, now, key, 6, block), gates
 
 
 @inner

@@ -14,9 +14,11 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Protocol
 
 from partc.compiler.task_graphs.gradient_tasks import GradientTerm, UpdatedParameter, UpdateWriter
-from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock, write_computing, write_transfer
+from partc.compiler.task_graphs.group_tasks import Readers, write_computing, write_transfer
+from partc.compiler.task_graphs.mesh_places import Where
+from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock
 from partc.compiler.task_graphs.task_prices import TaskPrices
-from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves, Where
+from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves
 from partc.passes.layouts.layouts import Layout
 from partc.passes.search.operators.group_layouts import GroupLayouts
 from partc.passes.search.operators.grouped_step import ASIDE, FORWARD, GroupedStep, PassLevel
@@ -47,22 +49,28 @@ class ReadTensor:
 
 @dataclass(frozen=True, slots=True)
 class ComputingBlock:
-    """What a group does on one way."""
+    """What a group does on one way.
+
+    results  the blocks that send what it makes
+    readers  the groups that read that
+    """
 
     prices: TaskPrices
     group: int
     way: PassLevel
     reads: tuple[ReadTensor, ...]
+    results: tuple[int, ...]
+    readers: tuple[int, ...]
     sources: tuple[int, ...]
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Return the group."""
-        return (self.group,)
+        """Return the group, and those for which it sums what they read."""
+        return (self.group, *self.readers)
 
-    def write(self, placed: PlacedGroup, has_gates: bool, cut_bytes: int) -> TaskBlock:
+    def write(self, placed: PlacedGroup, has_gates: bool, cut_bytes: int, readers: Readers) -> TaskBlock:
         """Return a task on each worker, and the collectives behind them, as write_computing does."""
-        return write_computing(self.prices, placed, self.way, has_gates, cut_bytes)
+        return write_computing(self.prices, placed, self.way, has_gates, cut_bytes, readers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +164,15 @@ class BlockList:
             else:
                 self._add_transfer(tensor)
         for computing in order:
-            self._add_computing(*computing)
-            for tensor in results.get(computing, ()):
+            own = results.get(computing, [])
+            self._add_computing(*computing, own)
+            for tensor in own:
                 self._add_transfer(tensor)
         writer = UpdateWriter(step, self.moves)
         for bucket, parameters in enumerate(_buckets(step, order, bucket_bytes)):
             self._add_update(writer, bucket, parameters)
 
-    def _add_computing(self, group: int, way: PassLevel) -> None:
+    def _add_computing(self, group: int, way: PassLevel, results: Sequence[str]) -> None:
         slots: dict[int, int] = {}  # block -> slot
         reads = []
         for tensor in _reads(self._step, group, way):
@@ -173,8 +182,11 @@ class BlockList:
                     slots.setdefault(block, len(slots))
             place = self._layouts.place(group, tensor)
             reads.append(ReadTensor(place, *(None if b is None else slots[b] for b in (transfer, maker))))
-        self._computing[group, way] = len(self.blocks)
-        self.blocks.append(ComputingBlock(self._prices, group, way, tuple(reads), tuple(slots)))
+        number = self._computing[group, way] = len(self.blocks)
+        sends = tuple(range(number + 1, number + 1 + len(results)))
+        readers = tuple(dict.fromkeys(group for tensor in results for group, _ in self._step.readers[tensor]))
+        own = ComputingBlock(self._prices, group, way, tuple(reads), sends, readers, tuple(slots))
+        self.blocks.append(own)
 
     def _maker(self, tensor: str) -> int | None:
         maker = self._step.maker.get(tensor)

@@ -6,6 +6,7 @@ by what they are written by, so that blocks of alike groups with equal configura
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,12 +21,13 @@ from partc.compiler.task_graphs.flat_blocks import (
     Now,
     find_templates,
 )
+from partc.compiler.task_graphs.group_tasks import Readers, write_computing, write_transfer
 from partc.compiler.task_graphs.key_table import Keys, no_keys, with_room
+from partc.compiler.task_graphs.mesh_places import MeshPlace
 from partc.compiler.task_graphs.step_blocks import BlockList, StepBlock, UpdateBlock
-from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock, write_computing, write_transfer
+from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock
 from partc.compiler.task_graphs.task_prices import TaskPrices
-from partc.compiler.task_graphs.tensor_moves import MeshPlace
-from partc.cost.simulation.task_arrays import FlatGraph, Ints
+from partc.cost.simulation.task_arrays import NONE, FlatGraph, Ints
 from partc.cost.simulation.task_graph import TaskGraph, compile_simulation
 from partc.passes.search.operators.group_layouts import GroupLayouts
 from partc.passes.search.operators.grouped_step import GroupedStep
@@ -195,9 +197,10 @@ class StepTasks:
         begin, end = self._keys.begin[key : key + 2]
         kind, first, *rest = self._keys.part[begin:end].tolist()
         if kind == COMPUTING:
-            way, has_gates, low, high = rest
+            way, has_gates, low, high, *summed = rest
             placed, cut = self._placed.numbers.each[first], low | high << LOW_BITS
-            return write_computing(self.prices, placed, self._numbers.ways.each[way], bool(has_gates), cut)
+            known = self._numbers.ways.each[way], bool(has_gates), cut, self._readers(summed)
+            return write_computing(self.prices, placed, *known)
         if kind == TRANSFER:
             tensor, is_made = self._numbers.tensors.each[first]
             here, *targets = (self._placed.wheres.each[where] for where in rest)
@@ -206,6 +209,16 @@ class StepTasks:
         assert isinstance(block, UpdateBlock)
         placed_groups = (self._placed.numbers.each[number] for number in rest)
         return block.write(dict(zip(block.groups, placed_groups, strict=True)))
+
+    def _readers(self, summed: Sequence[int]) -> Readers:
+        """Return how each tensor that is summed for its readers is wanted, as flat_blocks.py tells it."""
+        begins = [place for place, number in enumerate(summed) if number == NONE]
+        readers = {}
+        for begin, end in pairwise((*begins, len(summed))):
+            column, _, *wanted = summed[begin + 1 : end]
+            tensor, _ = self._numbers.has.each[column]
+            readers[tensor] = tuple(self._placed.wheres.each[where] for where in wanted)
+        return readers
 
     def _make_room(self) -> None:
         """Have twice the room for links."""

@@ -1,4 +1,4 @@
-"""The tasks of a block: what operator groups compute, what goes between them, how parameters are updated.
+"""The tasks of a block, and how they are written: what computes, communicates, and waits for what.
 
 Of the blocks that it waits for a block names no tasks, but workers: what each of them does last there. So it
 is the same whatever these blocks consist of.
@@ -11,24 +11,19 @@ after it goes ahead of nothing that is before it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from math import prod
+from functools import cached_property
 
 import numpy as np
 
+from partc.compiler.task_graphs.mesh_places import MeshPlace, Where
 from partc.compiler.task_graphs.task_prices import ComputePrice, PricedCommunication, TaskPrices
-from partc.compiler.task_graphs.tensor_moves import MeshPlace, SentTensor, TensorMoves, Where
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.task_arrays import OWN, Floats, Ints
 from partc.passes.layouts.layouts import Layout
-from partc.passes.layouts.meshes import Mesh
-from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.operators.group_layouts import CollectiveKind, GroupLayout, plain
 from partc.passes.search.operators.grouped_step import PassLevel
 
 NOT_HERE = -1  # in place of a worker's task
-
-Sum = tuple[CollectiveKind, tuple[int, ...]]  # along which mesh axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +43,13 @@ class PlacedGroup:
         return self._wants[read]
 
     def has(self, tensor: int, is_made: bool) -> Where:
-        """Return how the group has a tensor that it makes, or keeps."""
+        """Return how the group has a tensor that it makes, or keeps: terms if they are summed for readers."""
         key = tensor, is_made
         if key not in self._has:
             layouts = self.layout.has if is_made else self.layout.homes
-            self._has[key] = Where.of(self.place, plain(layouts.get(tensor, Layout(""))))
+            has_terms = is_made and tensor in self.layout.has_terms
+            placements = plain(layouts.get(tensor, Layout("")), has_terms)
+            self._has[key] = Where.of(self.place, placements)
         return self._has[key]
 
     @property
@@ -64,19 +61,6 @@ class PlacedGroup:
     def at(self) -> Ints:
         """Return the workers at the mesh's places, int32[places]."""
         return np.array(self.workers, np.int32)
-
-    def lines(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return the workers who meet along axes, one or several, where they are more than one."""
-        return _lines(self.place, axes)
-
-
-@lru_cache(maxsize=1 << 14)
-def _lines(place: MeshPlace, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    mesh = Mesh("own", place.axes)
-    lines = mesh.lines(axes)
-    if len(lines[0]) == 1:
-        return ()
-    return tuple(tuple(place.workers[position] for position in line) for line in lines)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,7 +215,7 @@ class Draft:
         return tasks
 
     def sum_along(
-        self, placed: PlacedGroup, kind: CollectiveKind, axes: tuple[int, ...], nbytes: int, ends: Ends
+        self, place: MeshPlace, kind: CollectiveKind, axes: tuple[int, ...], nbytes: int, ends: Ends
     ) -> None:
         """Add a collective of all who meet along mesh axes, behind `ends`, which it changes.
 
@@ -239,16 +223,25 @@ class Draft:
         """
         in_turn = tuple((axis,) for axis in reversed(axes))
         ways = {(axes,), in_turn}
-        for way in min(ways, key=lambda way: (self._sums_s(placed, kind, way, nbytes), way)):
-            if lines := placed.lines(way):
+        for way in min(ways, key=lambda way: (self._sums_s(place, kind, way, nbytes), way)):
+            if lines := place.lines(way):
                 members = np.array(lines, np.int32)
                 tasks = self.communicate_apart(self._prices.collectives(kind, nbytes, lines), members, ends)
                 ends.put(members.ravel(), np.repeat(tasks, members.shape[1]))
 
+    def joined(self, ends: Ends, workers: Sequence[int]) -> int:
+        """Return the task with which all of these workers have ended, one more where they are several."""
+        tasks = set(ends.indices[list(workers)].tolist())
+        if len(tasks) == 1:
+            return int(tasks.pop())
+        join = int(self.joins(1)[0])
+        self.wait(OWN, np.array(sorted(tasks), np.int32), join)
+        return join
+
     def _sums_s(
-        self, placed: PlacedGroup, kind: CollectiveKind, ways: tuple[tuple[int, ...], ...], nbytes: int
+        self, place: MeshPlace, kind: CollectiveKind, ways: tuple[tuple[int, ...], ...], nbytes: int
     ) -> float:
-        every = [self._prices.collectives(kind, nbytes, placed.lines(way)) for way in ways]
+        every = [self._prices.collectives(kind, nbytes, place.lines(way)) for way in ways]
         return sum(PER_COMMUNICATION_S + max(m.seconds for m in lines) for lines in every if lines)
 
     def finish(
@@ -278,60 +271,3 @@ class Draft:
 NOTHING: Ints = np.zeros(0, np.int32)
 NO_SECONDS: Floats = np.zeros(0)
 NO_ROWS: Ints = np.zeros((0, 3), np.int32)
-
-
-# ---------------------------------------------------------------- computing
-
-
-def write_computing(
-    prices: TaskPrices, placed: PlacedGroup, way: PassLevel, has_gates: bool, cut_bytes: int
-) -> TaskBlock:
-    """Return what a group does on one way: a task on each worker, then its collectives.
-
-    has_gates  it waits for transfers
-    cut_bytes  of parts that are cut out of what the group has
-    """
-    draft = Draft(prices)
-    collectives = _joined(placed.layout, way)
-    work = prices.work(placed.layout.work[way], has_gates + len(collectives))
-    if cut_bytes:
-        cut = prices.work(Work(0, 2 * cut_bytes, 2 * cut_bytes, 1, 0), 0)
-        work = ComputePrice(work.launching_s + cut.launching_s, work.computing_s + cut.computing_s)
-    tasks = draft.computing(placed.at, work)
-    draft.wait(0, placed.at, tasks)
-    ends = Ends(len(prices.workers))
-    ends.put(placed.at, tasks)
-    for (_, kind, axes), nbytes in sorted(collectives.items()):
-        draft.sum_along(placed, kind, axes, nbytes, ends)
-    return draft.finish(last_tasks=ends.indices)
-
-
-def _joined(layout: GroupLayout, way: PassLevel) -> dict[tuple[int, CollectiveKind, tuple[int, ...]], int]:
-    """Return a way's collectives, those of a level, kind and axes as one: bytes."""
-    joined: dict[tuple[int, CollectiveKind, tuple[int, ...]], int] = {}
-    for each in layout.collectives[way]:
-        key = each.level, each.kind, each.axes
-        joined[key] = joined.get(key, 0) + each.nbytes
-    return joined
-
-
-# ---------------------------------------------------------------- transfers
-
-
-def write_transfer(
-    moves: TensorMoves, tensor: SentTensor, here: Where, is_made: bool, targets: Sequence[Where]
-) -> TaskBlock:
-    """Return what sends a tensor to all who want it elsewhere, once to equal meshes.
-
-    `is_made`: in the step, by the workers who have it; in slot 0.
-    """
-    draft = Draft(moves.prices)
-    ends = Ends.of(here.place.workers if is_made else (), 0, len(moves.prices.workers))
-    gates: dict[Where, int] = {}
-    cuts: dict[Where, int] = {}
-    for where in targets:
-        if (moved := moves.priced(tensor, here, where)) is not None:
-            gates[where] = draft.communicate(moved, moves.members(here.place, where.place), ends)
-        elif where.placements != here.placements:
-            cuts[where] = -(-prod(tensor.shape) * tensor.itemsize // where.share)
-    return draft.finish(gates=gates, cuts=cuts)

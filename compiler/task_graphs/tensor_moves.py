@@ -1,4 +1,4 @@
-"""What goes from worker to worker for a tensor to be had elsewhere, and what it takes."""
+"""The messages that bring a tensor from workers to others, and what they take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 
+from partc.compiler.task_graphs.mesh_places import Axes, MeshPlace, Where
 from partc.compiler.task_graphs.task_prices import PricedCommunication, TaskPrices
 from partc.cost.simulation.task_arrays import Ints, Longs, compiled
 from partc.passes.layouts.boxes import box_of
@@ -15,37 +16,6 @@ from partc.passes.layouts.meshes import Mesh
 from partc.passes.search.operators.group_layouts import Placements
 from partc.runtime.plan.moves import region_of
 from partc.runtime.plan.record import Range
-
-Axes = tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MeshPlace:
-    """A mesh's axes, and the workers at its places. Equal ones are one object."""
-
-    axes: Axes
-    workers: tuple[int, ...]
-
-    @staticmethod
-    @cache
-    def of(axes: Axes, workers: tuple[int, ...]) -> "MeshPlace":
-        """Return the one object."""
-        return MeshPlace(axes, workers)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Where:
-    """How a tensor is on a mesh. Equal ones are one object. `share`: of how many parts one has one."""
-
-    place: MeshPlace
-    placements: Placements
-    share: int
-
-    @staticmethod
-    @cache
-    def of(place: MeshPlace, placements: Placements) -> "Where":
-        """Return the one object."""
-        return Where(place, placements, Mesh("own", place.axes).share(Layout("own", *placements)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

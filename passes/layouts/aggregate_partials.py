@@ -5,7 +5,7 @@ before   dW partial ──┬── Mul ── norm            after   dW partia
 
 A partial tensor may be summed at its birth or later, behind linear ops. The cheapest set of places
 is a minimum vertex cut between the births and the readers that want it whole; the price of a place
-is its bytes and a constant per message.
+is its bytes, half of them where its readers want the same part of it, and a constant per message.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -50,11 +50,12 @@ def summed_along(
         return []
     # A tensor is an edge between two vertices, so that cutting it costs what sending it costs.
     enters = {name: 2 + 2 * index for index, name in enumerate(partial)}
-    prices = np.array([graph.facts.nbytes(name) + message_bytes for name in partial])
+    nodes = around or graph.training.graph.nodes
+    in_parts = wanted_in_parts(graph, axis, partial, nodes)
+    sent = [graph.facts.nbytes(name) / (2 if name in in_parts else 1) for name in partial]
+    prices = np.array(sent, np.int64) + message_bytes
     tensors = np.array(list(enters.values()))
-    flows = np.array([*_flows(graph, axis, enters, around or graph.training.graph.nodes)], np.int64).reshape(
-        -1, 2
-    )
+    flows = np.array([*_flows(graph, axis, enters, nodes)], np.int64).reshape(-1, 2)
     network = SimpleMaxFlow()
     network.add_arcs_with_capacity(tensors + 1, tensors, prices)
     network.add_arcs_with_capacity(flows[:, 1], flows[:, 0], np.full(len(flows), prices.sum() + 1))

@@ -13,6 +13,7 @@ from partc.passes.layouts.configuration import Configuration
 from partc.passes.layouts.decisions import Decision, divides
 from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, Placement, Replicate, Split
 from partc.passes.layouts.meshes import Meshes
+from partc.passes.layouts.same_parts import same_parts
 from partc.passes.rules.sharding_rules import node_facts
 from partc.runtime.plan.program import Site
 
@@ -93,6 +94,14 @@ class LaidOutGraph:
         same on all ranks."""
         is_known = tensor in self.facts.fixed_shapes and all(self.facts.shape(tensor))
         return is_known and not any(layout.varying() for layout in layouts)
+
+    def same_parts(self, layout: Layout, site: Site) -> Layout | None:
+        """Return the layout at another site that gives each worker the same part, None if there is none."""
+        if layout.site == site:
+            return layout
+        if "server" in (layout.site, site):
+            return None
+        return same_parts(self.meshes.of(layout.site), layout, self.meshes.of(site))
 
     def cut_at(self, site: Site, tensor: str, axis: int, split: Split) -> Placement:
         """Return how a mesh divides what another splits so: evenly or not, or whole if entries are few."""

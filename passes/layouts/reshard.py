@@ -7,16 +7,17 @@ whole -> split       Cut, on each rank
 split -> widened     Widen: neighbours send their entries
 split -> overlapping Exchange within the tensor; Crop of what is whole; Pad beyond the tensor's ends
 split -> another     Exchange: AllToAll of what each rank wants, of those who have it
-among meshes         ToStage: a piece to the rank at its place; Exchange where the meshes' shapes differ
+among meshes         ToStage: a piece to the rank at its place; Exchange where the meshes' shapes differ; of
+                     the same workers AllReduce, ReduceScatter and AllGather, along an axis of the source's
 workers -> servers   Push of terms, ToServers of the whole; TakeRows, on each server, and TakeSlices of
                      what workers made of slices
 servers -> workers   Pull of rows, ToWorkers of the whole, ReturnRows of those that were requested
 
-One step is of one mesh axis, or of boxes among any ranks. Lowering emits the steps
+One step is of one mesh axis, of the source's mesh, or of boxes among any ranks. Lowering emits the steps
 (passes/lowering/transfer_tensors.py), and the search prices them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from partc.passes.layouts.laid_out_graph import WHOLE_ON_SERVERS, WHOLE_ON_WORKERS, LaidOutGraph
@@ -54,9 +55,13 @@ TransferKind = Literal[
 ]
 
 
+COLLECTIVES: tuple[TransferKind, ...] = ("AllReduce", "ReduceScatter", "AllGather")
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One step of a tensor's way: from a layout into another. `axis`: of the mesh, where it is of one."""
+    """One step of a tensor's way: from a layout into another. `axis`: of the source's mesh, where it is of
+    one."""
 
     kind: TransferKind
     source: Layout
@@ -89,7 +94,11 @@ def last_transfer(graph: LaidOutGraph, tensor: str, native: Layout, target: Layo
         return Transfer("Pad", _within(target), target)
     if "server" in (native.site, target.site) and native.site != target.site:
         return _between_workers_and_servers(graph, tensor, native, target)
-    if native.site != target.site:
+    if native.site == target.site:
+        native = _summed_before(graph, tensor, native, target)
+    else:
+        if (delivered := _delivered(graph, tensor, native, target)) is not None:
+            return delivered
         sent = _sums_made(native)
         if not graph.meshes.are_paired(sent.site, target.site):
             native = _placed_apart(graph, sent, target)
@@ -127,6 +136,26 @@ def _within(target: Layout) -> Layout:
     return target
 
 
+def _delivered(graph: LaidOutGraph, tensor: str, native: Layout, target: Layout) -> Transfer | None:
+    """Return the collective that leaves each worker the part that it is to have on another mesh, if one does.
+
+    Messages among all would bring the same part to each of its readers from afar.
+    """
+    here = graph.same_parts(target, native.site)
+    if here is None or graph.is_made_so(tensor, native, here) or not graph.has_fixed_pieces(tensor):
+        return None
+    last = last_transfer(graph, tensor, native, here)
+    return replace(last, target=target) if last.kind in COLLECTIVES else None
+
+
+def _summed_before(graph: LaidOutGraph, tensor: str, native: Layout, target: Layout) -> Layout:
+    """Return how a tensor is made of operands that are summed before, where it is wanted whole."""
+    for axis in range(len(native.placements)):
+        if graph.sums_before(tensor, axis) and isinstance(target.along(axis), Replicate):
+            native = native.with_along(axis, Replicate())
+    return native
+
+
 def _sums_made(layout: Layout) -> Layout:
     return Layout(layout.site, *(Replicate() if isinstance(p, Partial) else p for p in layout.placements))
 
@@ -157,9 +186,6 @@ def _within_mesh(graph: LaidOutGraph, tensor: str, native: Layout, target: Layou
         return Transfer("Widen", target.with_along(axis, source), target, axis)
     if target.overlapping():
         return _overlap(graph, native, target)
-    for axis in range(len(native.placements)):
-        if graph.sums_before(tensor, axis) and isinstance(target.along(axis), Replicate):
-            native = native.with_along(axis, Replicate())
     if _moves_between_splits(graph, tensor, native, target):
         return _exchange(graph, native, target)
     return _along_one_axis(graph, tensor, native, target)

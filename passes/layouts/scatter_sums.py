@@ -26,7 +26,7 @@ def move_parts(graph: LaidOutGraph, axis: int) -> None:
 
     Needs layouts and decisions, and changes both.
     """
-    readers = _readers_of_sums(graph, axis)
+    readers = _readers_of_sums(graph, axis, graph.training.graph.nodes)
     for node in reversed(graph.training.graph.nodes):
         part = _wanted_part(graph, readers, node.outputs[0].name, axis) if len(node.outputs) == 1 else None
         divided = None if part is None else _moving_part(graph, node, axis, part)
@@ -35,9 +35,14 @@ def move_parts(graph: LaidOutGraph, axis: int) -> None:
             graph.layouts[node.outputs[0].name] = divided.outputs[0]
 
 
-def wanted_in_parts(graph: LaidOutGraph, axis: int, summed: Sequence[str]) -> set[str]:
-    """Return the sums of which all readers want the same part. Needs layouts and decisions."""
-    readers = _readers_of_sums(graph, axis)
+def wanted_in_parts(
+    graph: LaidOutGraph, axis: int, summed: Sequence[str], around: Sequence[gs.Node] = ()
+) -> set[str]:
+    """Return the sums of which all readers want the same part. Needs layouts and decisions.
+
+    `around`: the nodes that read partial tensors, if they are known.
+    """
+    readers = _readers_of_sums(graph, axis, around or graph.training.graph.nodes)
     return {name for name in summed if _wanted_part(graph, readers, name, axis) is not None}
 
 
@@ -58,7 +63,7 @@ def _moving_part(graph: LaidOutGraph, node: gs.Node, axis: int, part: Split) -> 
     return divided if is_wanted and divides(mesh, known, divided) else None
 
 
-def _readers_of_sums(graph: LaidOutGraph, axis: int) -> Readers:
+def _readers_of_sums(graph: LaidOutGraph, axis: int, nodes: Sequence[gs.Node]) -> Readers:
     """Return who reads each partial tensor whose sum ranks make: nodes, and the numbers of their operands.
 
     Left out are results of the step, and what each rank sums itself, or servers do.
@@ -71,7 +76,7 @@ def _readers_of_sums(graph: LaidOutGraph, axis: int) -> Readers:
         if isinstance(layout.along(axis), Partial)
         and not (is_local or name in results or graph.is_pushed(name, axis))
     }
-    for node in graph.training.graph.nodes:
+    for node in nodes:
         for number, tensor in enumerate(node.inputs):
             if tensor.name in readers:
                 readers[tensor.name].append((node.name, number))
@@ -86,10 +91,10 @@ def _wanted_part(graph: LaidOutGraph, readers: Readers, tensor: str, axis: int) 
 
 def part_of_targets(graph: LaidOutGraph, tensor: str, targets: Collection[Layout], axis: int) -> Split | None:
     """Return the part along a mesh axis that a partial tensor is wanted in, if all want the same."""
-    parts = {target.along(axis) for target in targets}
+    here = [graph.same_parts(target, graph.layout(tensor).site) for target in targets]
+    parts = {None if target is None else target.along(axis) for target in here}
     (part,) = parts if len(parts) == 1 else (None,)
     if not isinstance(part, Split) or part.rows_of:
         return None
-    are_here = all(target.site == graph.layout(tensor).site for target in targets)
-    wholes = [target.with_along(axis, Replicate()) for target in targets]
-    return part if are_here and graph.has_fixed_pieces(tensor, *wholes) else None
+    wholes = [target.with_along(axis, Replicate()) for target in here if target is not None]
+    return part if graph.has_fixed_pieces(tensor, *wholes) else None

@@ -79,20 +79,30 @@ def _cut(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor:
 
 def _reduce_scatter(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor:
     """Sum a partial tensor and keep a part."""
-    target, axis = transfer.target, transfer.axis
-    split, partial = target.along(axis), transfer.source.along(axis)
+    here, axis = _at_source(lowering, transfer), transfer.axis
+    split, partial = here.along(axis), transfer.source.along(axis)
     assert isinstance(split, Split)
     assert isinstance(partial, Partial)
+    cut = _cut_of(lowering, here.with_along(axis, Replicate()), split)
+    return _collective(lowering, tensor, transfer, reduction=partial.reduction, cut=cut)
+
+
+def _at_source(lowering: Lowering, transfer: Transfer) -> Layout:
+    """Return how a tensor is behind a collective, as the mesh spells it whose ranks take part."""
+    here = lowering.graph.same_parts(transfer.target, transfer.source.site)
+    assert here is not None, "each worker has its part"
+    return here
+
+
+def _collective(lowering: Lowering, tensor: str, transfer: Transfer, **attributes: object) -> gs.Tensor:
+    """Let the ranks along an axis of the source's mesh take part; what they make may be on another."""
+    site, to = transfer.source.site, transfer.target.site
     operand = lowering.need(tensor, transfer.source)
-    result = _result(lowering, tensor, target)
+    result = _result(lowering, tensor, transfer.target)
+    if site != to:
+        attributes["to"] = to
     lowering.out.communicate(
-        "ReduceScatter",
-        [operand],
-        [result],
-        site=target.site,
-        axes=(axis,),
-        reduction=partial.reduction,
-        cut=_cut_of(lowering, target.with_along(axis, Replicate()), split),
+        transfer.kind, [operand], [result], site=site, axes=(transfer.axis,), **attributes
     )
     return result
 
@@ -107,16 +117,11 @@ def _cut_of(lowering: Lowering, whole: Layout, split: Split) -> PieceCut:
 
 
 def _all_reduce(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor:
-    target, axis = transfer.target, transfer.axis
+    axis = transfer.axis
     assert (tensor, axis) in lowering.graph.made_whole, f"{tensor} is wanted whole behind its aggregation"
     placement = transfer.source.along(axis)
     assert isinstance(placement, Partial)
-    operand = lowering.need(tensor, transfer.source)
-    result = _result(lowering, tensor, target)
-    lowering.out.communicate(
-        "AllReduce", [operand], [result], site=target.site, axes=(axis,), reduction=placement.reduction
-    )
-    return result
+    return _collective(lowering, tensor, transfer, reduction=placement.reduction)
 
 
 def _to_other_site(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor:
@@ -183,20 +188,20 @@ def _result(lowering: Lowering, tensor: str, layout: Layout) -> gs.Variable:
 def _all_gather(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tensor:
     """Gather pieces of fixed shapes as they are; others with the split factor in front."""
     source, target, axis = transfer.source, transfer.target, transfer.axis
-    if (joined := lowering.join_locally(tensor, target, axis)) is not None:
-        return joined
     split = source.along(axis)
     assert isinstance(split, Split)
-    piece = lowering.need(tensor, source)
     graph = lowering.graph
+    if source.site != target.site:
+        cut = _cut_of(lowering, _at_source(lowering, transfer), split)
+        return _collective(lowering, tensor, transfer, cut=cut)
+    if (joined := lowering.join_locally(tensor, target, axis)) is not None:
+        return joined
     is_local = axis == graph.meshes.microbatch_axis  # each rank has all pieces itself
     is_plain = graph.meshes.are_replicas and tensor not in graph.stored
     is_fixed = not is_plain and graph.has_fixed_pieces(tensor, target)
     if is_fixed and not is_local:
-        result = _result(lowering, tensor, target)
-        cut = _cut_of(lowering, target, split)
-        lowering.out.communicate("AllGather", [piece], [result], site=target.site, axes=(axis,), cut=cut)
-        return result
+        return _collective(lowering, tensor, transfer, cut=_cut_of(lowering, target, split))
+    piece = lowering.need(tensor, source)
     gather = _join_microbatches if is_fixed else _gather_rows
     nbytes = lowering.out.nbytes
     nbytes.setdefault(piece.name, lowering.local_nbytes(tensor, source))

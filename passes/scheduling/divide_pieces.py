@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.lowering.lowered_graph import LoweredGraph, PieceCut, constant
 from partc.runtime.plan.boxes import part_range
+from partc.runtime.plan.program import Site
 
 Shape = tuple[int, ...]
 
@@ -115,31 +116,33 @@ def _first_readers(lowered: LoweredGraph, position_of: Mapping[str, int]) -> dic
 
 def _join(lowered: LoweredGraph, node: gs.Node, pieces: Sequence[BucketPiece]) -> list[gs.Node]:
     whole, cut = node.outputs[0], node.attrs["cut"]
+    site: Site = node.attrs.get("to", node.attrs["site"])
     parts = node.outputs = _parts(lowered, whole, pieces)
     if cut.blocks == 1:
-        return [_compute(lowered, node, "Concat", parts, [whole], axis=cut.axis)]
+        return [_compute(lowered, site, "Concat", parts, [whole], axis=cut.axis)]
     apart, shape = _apart(lowered, whole, pieces, cut)
     blocks, length = shape[cut.axis : cut.axis + 2]
     together = [*shape[: cut.axis], blocks * length, *shape[cut.axis + 2 :]]
     sizes = constant(f"{whole.name}.joined.sizes", together, np.int64)
     return [
-        _compute(lowered, node, "Concat", parts, [apart], axis=cut.axis + 1),
-        _compute(lowered, node, "Reshape", [apart, sizes], [whole]),
+        _compute(lowered, site, "Concat", parts, [apart], axis=cut.axis + 1),
+        _compute(lowered, site, "Reshape", [apart, sizes], [whole]),
     ]
 
 
 def _divide(lowered: LoweredGraph, node: gs.Node, pieces: Sequence[BucketPiece]) -> list[gs.Node]:
     whole, cut = node.inputs[0], node.attrs["cut"]
+    site: Site = node.attrs["site"]
     parts = node.inputs = _parts(lowered, whole, pieces)
     along = cut.axis + (cut.blocks > 1)
     lengths = constant(f"{whole.name}.pieces.lengths", [piece.apart[along] for piece in pieces], np.int64)
     if cut.blocks == 1:
-        return [_compute(lowered, node, "Split", [whole, lengths], parts, axis=along)]
+        return [_compute(lowered, site, "Split", [whole, lengths], parts, axis=along)]
     apart, shape = _apart(lowered, whole, pieces, cut)
     sizes = constant(f"{whole.name}.in_blocks.sizes", list(shape), np.int64)
     return [
-        _compute(lowered, node, "Reshape", [whole, sizes], [apart]),
-        _compute(lowered, node, "Split", [apart, lengths], parts, axis=along),
+        _compute(lowered, site, "Reshape", [whole, sizes], [apart]),
+        _compute(lowered, site, "Split", [apart, lengths], parts, axis=along),
     ]
 
 
@@ -171,12 +174,12 @@ def _like(tensor: gs.Tensor, name: str) -> gs.Variable:
 
 def _compute(
     lowered: LoweredGraph,
-    beside: gs.Node,
+    site: Site,
     op: str,
     inputs: list[gs.Tensor],
     outputs: list[gs.Variable],
     **attributes: int,
 ) -> gs.Node:
     node = gs.Node(op, f"{outputs[0].name}.{op}", attributes, list(inputs), list(outputs))
-    lowered.site_of[node.name] = beside.attrs["site"]
+    lowered.site_of[node.name] = site
     return node

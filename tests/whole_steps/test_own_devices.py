@@ -89,18 +89,37 @@ def test_weights_are_kept_as_their_devices_divide_them(compiled: Compiled) -> No
 
     assert [parts[f"layer{number}.weight"] for number in range(4)] == [1, 4, 2, 3]
     assert [parts[f"layer{number}.weight.mean"] for number in range(4)] == [1, 4, 2, 3]
-    assert not [start for start in starts(compiled) if start.kind in ("all_gather", "all_gather_rows")]
+    gathered = [start.label for start in starts(compiled) if start.kind in ("all_gather", "all_gather_rows")]
+    assert not [label for label in gathered if "layer" in label]
 
 
 def test_what_crosses_is_what_devices_lack(compiled: Compiled) -> None:
     """Between layers 1 and 2: each of four has a quarter of the samples and wants all, and so on."""
-    sent = {start.label: start.payload_bytes for start in starts(compiled) if start.kind == "exchange"}
-    of_relus = [nbytes for label, nbytes in sent.items() if label.startswith("Exchange Relu_")]
+    of_relus = [start for start in starts(compiled) if " Relu_" in start.label]
 
     width, size = 24, 8
-    all_to_four = 3 * BATCH * width * size
     columns_to_two_by_two = BATCH * width * size * 2 - 4 * (BATCH // 2) * (width // 4) * size
-    assert of_relus[:2] == [all_to_four, columns_to_two_by_two]
+    assert [(start.kind, start.payload_bytes) for start in of_relus[:2]] == [
+        ("all_gather", BATCH * width * size),
+        ("exchange", columns_to_two_by_two),
+    ]
+
+
+def test_sums_are_scattered_to_those_who_want_parts_on_another_mesh(tmp_path: Path) -> None:
+    """The second layer's devices have terms of what the first one's want a quarter of the samples of."""
+    first, second, third, last = products(deep())
+    ops = (
+        OpConfig(first, {"batch": 4}, devices=FOUR),
+        OpConfig(second, {"out:1": 4}, devices=FOUR),
+        *(OpConfig(node, {"batch": 4}, devices=FOUR) for node in (third, last)),
+    )
+    strategy = Strategy(MESH_STRATEGY_FORMAT, "global", {}, ops=ops)
+
+    compiled = compile_step(import_training_graph(deep()), tmp_path / "out", "2x2", strategy, "global")
+
+    scattered = [start for start in starts(compiled) if start.kind == "reduce_scatter"]
+    assert [start.payload_bytes for start in scattered] == [BATCH * 24 * 8]
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2, high=5))
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class AdditivePrices:
                 seconds += costs.compute(number, config).seconds
         for reading in costs.readings:
             if groups.issuperset(reading.groups):
-                seconds += costs.send(reading, config, config).seconds
+                seconds += costs.send(reading, config, config).once_s(reading)
         for number, update in costs.updates.items():
             own = terms_within(update, groups, groups)
             if own:
@@ -118,7 +118,7 @@ class AdditivePrices:
         seconds = 0.0
         for reading in self._between.get((j, k), ()):
             having, wanting = reading.groups
-            seconds += self._costs.send(reading, configs[having], configs[wanting]).seconds
+            seconds += self._costs.send(reading, configs[having], configs[wanting]).once_s(reading)
         for number, update in self._costs.updates.items():
             for homes, makers in ((first, second), (second, first)):
                 if shared := terms_within(update, homes, makers):

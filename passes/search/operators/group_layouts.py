@@ -7,7 +7,7 @@ such as the steps of a recurrence, are laid out once.
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import onnx_graphsurgeon as gs
@@ -63,6 +63,19 @@ class AxisCollective:
     level: int
 
 
+@dataclass(frozen=True, slots=True)
+class SumForReaders:
+    """A tensor that ranks along mesh axes have terms of: how it is summed depends on who reads it.
+
+    nbytes and level  as in AxisCollective, of the terms
+    """
+
+    tensor: int
+    axes: tuple[int, ...]
+    nbytes: int
+    level: int
+
+
 @dataclass(frozen=True)
 class GroupLayout:
     """Alike groups under a split. Work and bytes are of one device, the one with the largest part.
@@ -71,7 +84,8 @@ class GroupLayout:
 
     kind    a number of the groups' likeness and the split together
     wants   (tensor, way) -> how the group reads what it did not make on that way, without neighbours' entries
-    has     tensor -> the layout in which others find it; a term of a gradient may be partial
+    sums    of a way, of what others read
+    has     tensor -> the layout in which others find it; partial are terms of gradients, and of `sums`
     homes   parameter -> where it is kept, if this group keeps it
     """
 
@@ -79,9 +93,15 @@ class GroupLayout:
     mesh: Mesh
     work: Mapping[PassLevel, Work]
     collectives: Mapping[PassLevel, tuple[AxisCollective, ...]]
+    sums: Mapping[PassLevel, tuple[SumForReaders, ...]]
     wants: Mapping[tuple[int, PassLevel], tuple[Placements, ...]]
     has: Mapping[int, Layout]
     homes: Mapping[int, Layout]
+
+    @cached_property
+    def has_terms(self) -> frozenset[int]:
+        """Return the tensors that others find terms of, which are summed for them."""
+        return frozenset(own.tensor for sums in self.sums.values() for own in sums)
 
 
 @dataclass
@@ -149,10 +169,10 @@ class _OwnStep:
         }
         self._terms = {parameter: terms for parameter, terms in own_terms.items() if terms}
         of_terms = {term for terms in self._terms.values() for term in terms}
-        crossing = [name for name in step.readers if name in own_tensors and name not in of_terms]
-        results = [name for name in self._whole.training.outputs if name in own_tensors]
-        self._results = tuple(dict.fromkeys((*crossing, *results)))
-        self._awaited = {*crossing, *of_terms}  # what they come from, too; the loss, say, is not
+        self._crossing = [name for name in step.readers if name in own_tensors and name not in of_terms]
+        self._outputs = tuple(name for name in self._whole.training.outputs if name in own_tensors)
+        self._results = tuple(dict.fromkeys((*self._crossing, *self._outputs)))
+        self._awaited = {*self._crossing, *of_terms}  # what they come from, too; the loss, say, is not
         for node in reversed(self._nodes):
             if any(tensor.name in self._awaited for tensor in node.outputs):
                 self._awaited.update(tensor.name for tensor in node.inputs)
@@ -181,7 +201,7 @@ class _OwnStep:
             gs.Graph(nodes=self._nodes, name="group", opset=whole.training.opset),
             variables,
             {},
-            self._results,
+            self._outputs,
             None,
             gradients,
             functions=whole.training.functions,
@@ -217,6 +237,7 @@ class _OwnStep:
                                 tensor.name in variables,
                                 tensor.name in self._whole.zeros,
                                 tensor.name in self._results,
+                                tensor.name in self._outputs,
                                 tensor.name in self._transposes,
                                 samples.get(tensor.name),
                                 None if value is None else value.tobytes(),
@@ -248,6 +269,20 @@ class _OwnStep:
             for way in group.nodes
             for tensor, layouts in _wanted(graph, group, way).items()
         }
+        read_by_others = {name: axes for name in self._crossing if (axes := _terms_left(graph, name))}
+        sums: dict[PassLevel, tuple[SumForReaders, ...]] = {}
+        collectives: dict[PassLevel, tuple[AxisCollective, ...]] = {}
+        for way, nodes in group.nodes.items():
+            made = list(_communicated(graph, sizes, nodes, self._awaited))
+            level = _levels(nodes, {tensor for tensor, *_ in made})
+            collectives[way] = tuple(
+                AxisCollective(kind, axes, nbytes, level[tensor]) for tensor, kind, axes, nbytes in made
+            )
+            sums[way] = tuple(
+                SumForReaders(places[t], axes, sizes.local_nbytes(t, graph.layout(t)), level[t])
+                for t, axes in read_by_others.items()
+                if t in level
+            )
         return GroupLayout(
             kind,
             graph.meshes.each[0],
@@ -255,12 +290,13 @@ class _OwnStep:
                 way: count_work(graph, sizes, group.nodes[way], results, self._transposes)
                 for way in group.nodes
             },
-            {
-                way: tuple(_collectives(graph, sizes, nodes, self._awaited))
-                for way, nodes in group.nodes.items()
-            },
+            collectives,
+            sums,
             wants,
-            {places[name]: _summed(graph.layout(name)) for name in self._results}
+            {
+                places[name]: _summed(graph.layout(name), read_by_others.get(name, ()))
+                for name in self._results
+            }
             | {places[term]: graph.layout(term) for term in of_terms},
             {places[name]: graph.layout(name) for name in graph.training.gradients},
         )
@@ -283,13 +319,14 @@ def _fed(name: str, tensor: gs.Tensor, place: Split | None) -> DrawnInput:
 # ---------------------------------------------------------------- what a laid-out group says
 
 
-def plain(layout: Layout) -> Placements:
-    """Return what a rank has of its own of a tensor: sums made, without its neighbours' entries."""
-    return _plain(layout.placements)
+def plain(layout: Layout, has_terms: bool = False) -> Placements:
+    """Return what a rank has of its own of a tensor: sums made, unless it has terms, and without its
+    neighbours' entries."""
+    return _plain(layout.placements, has_terms)
 
 
 @lru_cache(maxsize=1 << 14)
-def _plain(layout: Placements) -> Placements:
+def _plain(layout: Placements, has_terms: bool) -> Placements:
     placements: list[Placement] = []
     for placement in layout:
         if isinstance(placement, Widened):
@@ -297,12 +334,29 @@ def _plain(layout: Placements) -> Placements:
         elif isinstance(placement, Overlapping):
             placements.append(placement.own)
         else:
-            placements.append(placement if isinstance(placement, Split) else Replicate())
+            is_own = isinstance(placement, Split) or (has_terms and isinstance(placement, Partial))
+            placements.append(placement if is_own else Replicate())
     return Layout("", *placements).placements
 
 
-def _summed(layout: Layout) -> Layout:
-    return Layout(layout.site, *(Replicate() if isinstance(p, Partial) else p for p in layout.placements))
+def _summed(layout: Layout, left: tuple[int, ...]) -> Layout:
+    """Return a layout with its sums made, but along the mesh axes that are left."""
+    placements = enumerate(layout.placements)
+    whole = Replicate()
+    made = [whole if isinstance(p, Partial) and axis not in left else p for axis, p in placements]
+    return Layout(layout.site, *made)
+
+
+def _terms_left(graph: LaidOutGraph, tensor: str) -> tuple[int, ...]:
+    """Return the mesh axes along which ranks have terms of a tensor that the group itself does not sum."""
+    layout, summed = graph.layout(tensor), graph.made_whole | graph.summed_anyway
+    return tuple(
+        axis
+        for axis, placement in enumerate(layout.placements)
+        if isinstance(placement, Partial)
+        and graph.meshes.size(layout.site, axis) > 1
+        and (tensor, axis) not in summed
+    )
 
 
 def _wanted(graph: LaidOutGraph, group: StepGroup, way: PassLevel) -> dict[str, list[Layout]]:
@@ -324,25 +378,23 @@ def _reads(graph: LaidOutGraph, nodes: tuple[gs.Node, ...]) -> Iterator[tuple[gs
                 yield tensor, layout
 
 
-def _collectives(
-    graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...], awaited: set[str]
-) -> Iterator[AxisCollective]:
-    """Yield what the ranks do together on one way. What nobody awaits goes along with gradients."""
-    sums = [each for each in _communicated(graph, sizes, nodes) if each[0] in awaited]
-    joint = {tensor for tensor, *_ in sums}
+def _levels(nodes: tuple[gs.Node, ...], joint: set[str]) -> dict[str, int]:
+    """Return how many collectives of a way, of the `joint` tensors, have to end before each is there."""
     level: dict[str, int] = {}
     for node in nodes:
         behind = [level[t.name] + (t.name in joint) for t in node.inputs if t.name in level]
         level.update((tensor.name, max(behind, default=0)) for tensor in node.outputs)
-    for tensor, kind, axes, nbytes in sums:
-        yield AxisCollective(kind, axes, nbytes, level[tensor])
+    return level
 
 
 def _communicated(
-    graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...]
+    graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...], awaited: set[str]
 ) -> Iterator[tuple[str, CollectiveKind, tuple[int, ...], int]]:
-    """Yield tensors that are summed or laid out otherwise within the group: how, along which axes, bytes."""
-    results = {tensor.name for node in nodes for tensor in node.outputs}
+    """Yield tensors that are summed or laid out otherwise within the group: how, along which axes, bytes.
+
+    What nobody awaits goes along with gradients.
+    """
+    results = awaited.intersection(tensor.name for node in nodes for tensor in node.outputs)
     summed: dict[tuple[str, Placement], list[int]] = {}
     for tensor, axis in sorted(graph.made_whole):
         if tensor in results and graph.meshes.size(graph.layout(tensor).site, axis) > 1:

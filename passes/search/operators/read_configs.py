@@ -1,7 +1,8 @@
 """Tell how a strategy configures operator groups: what each divides, and who computes each part."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -23,16 +24,25 @@ class OperatorGrid:
     """What an operator divides, and the workers that compute each part, by number.
 
     split: dimension -> parts, samples first where it divides them. workers: of each part, the last
-    dimension's neighbours together; several where they do the same.
+    dimension's neighbours together; several where they do the same. has_samples: data parallelism divides it.
     """
 
     split: SplitDegrees
     workers: tuple[tuple[int, ...], ...]
+    has_samples: bool = field(default=True, compare=False)
 
     @property
     def config(self) -> OperatorConfig:
-        """Return the configuration in which one worker computes each part."""
-        return OperatorConfig(self.split, tuple(together[0] for together in self.workers))
+        """Return the configuration in which one worker computes each part.
+
+        What has no samples, such as the product of a first state of zeros, all have who are its devices: data
+        parallelism does not divide it either.
+        """
+        if self.has_samples:
+            return OperatorConfig(self.split, tuple(together[0] for together in self.workers))
+        split = dict(self.split) | {BATCH: len(self.workers[0])}
+        ordered = sorted(split.items(), key=lambda item: item[0] != BATCH)
+        return OperatorConfig(tuple(ordered), tuple(chain(*zip(*self.workers, strict=True))))
 
 
 def read_configs(
@@ -71,7 +81,7 @@ def _grid_of(mesh: Mesh, decision: Decision, samples: str | None) -> OperatorGri
     grid = np.array(mesh.workers).reshape(sizes).transpose([*dividing, *repeating])
     together = grid.reshape(-1, prod(sizes[axis] for axis in repeating)).tolist()
     split = tuple((dimension, prod(sizes[axis] for axis in axes)) for dimension, axes in ordered)
-    return OperatorGrid(split or ((BATCH, 1),), tuple(map(tuple, together)))
+    return OperatorGrid(split or ((BATCH, 1),), tuple(map(tuple, together)), samples is not None)
 
 
 def _dimension(along: AxisDecision) -> str | None:

@@ -1,11 +1,11 @@
 """Divide the layers of a step among devices: what reads the same parameters is one layer, unrolled or not.
 
 So FlexFlow's authors lay recurrent networks out by hand: data parallelism between nodes, and within a node a
-layer on each device (flexflow.txt, section 8.2.1). Layers follow each other in the order in which they begin;
-contiguous ones are put together so that the busiest device has as little to do as may be.
+layer on each device (flexflow.txt, section 8.2.1). A layer follows those that it reads, however its steps lie
+among theirs; contiguous ones are put together so that the busiest device has as little to do as may be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import networkx as nx
 import onnx_graphsurgeon as gs
@@ -45,24 +45,22 @@ def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[s
         layer_of_tensor.update((tensor.name, layer) for tensor in node.outputs)
         durations[layer] += second
     ends = cut(durations, [0] * (layers + 1), devices)
-    layers_in_order = ((node.name, layer_of[node.name]) for node in line if node.name in layer_of)
+    layers_in_order = ((node.name, layer_of[node.name]) for node in forward if node.name in layer_of)
     return {name: sum(end <= layer for end in ends) for name, layer in layers_in_order}
 
 
 def _layers(analysis: Analysis, forward: Sequence[gs.Node], line: Sequence[gs.Node]) -> dict[str, int]:
-    """Return the number of the layer of every node that multiplies or looks up parameters."""
+    """Return the number of the layer of every node that multiplies or looks up parameters, in order."""
     parameters = {name: {name} for name in analysis.training.gradients}
     in_line = {node.name for node in line}
+    links = nx.Graph()
     for node in forward:
+        rule = rule_of(node, analysis.facts)
         read = {name for tensor in node.inputs for name in parameters.get(tensor.name, ())}
+        if rule is None or rule.is_contraction or rule.indexed:  # a bias goes with what it is added to
+            links.add_edges_from((("node", node.name), name) for name in read)
         if node.name not in in_line and read:  # a weight turned about is the weight
             parameters.update((tensor.name, read) for tensor in node.outputs)
-    links = nx.Graph()
-    for node in line:
-        rule = rule_of(node, analysis.facts)
-        is_light = rule is not None and not (rule.is_contraction or rule.indexed)
-        for tensor in () if is_light else node.inputs:  # a bias goes with what it is added to
-            links.add_edges_from((("node", node.name), name) for name in parameters.get(tensor.name, ()))
     numbers: dict[str, int] = {}
     number = 0
     for node in line:
@@ -71,4 +69,22 @@ def _layers(analysis: Analysis, forward: Sequence[gs.Node], line: Sequence[gs.No
             component = nx.node_connected_component(links, at)
             numbers.update((entry[1], number) for entry in component if isinstance(entry, tuple))
             number += 1
-    return numbers
+    order = {layer: place for place, layer in enumerate(_in_order(line, numbers))}
+    return {node: order[layer] for node, layer in numbers.items()}
+
+
+def _in_order(line: Sequence[gs.Node], layer_of: Mapping[str, int]) -> list[int]:
+    """Return the layers, each behind those that it reads; of others, and in a circle, the first to begin."""
+    reads = nx.DiGraph()
+    reads.add_nodes_from(layer_of.values())
+    behind: dict[str, set[int]] = {}  # tensor -> the layers that it comes of, those before them left out
+    for node in line:
+        read = set().union(*(behind.get(tensor.name, set()) for tensor in node.inputs))
+        if (layer := layer_of.get(node.name)) is not None:
+            reads.add_edges_from((before, layer) for before in read - {layer})
+            read = {layer}
+        behind.update((tensor.name, read) for tensor in node.outputs)
+    circles = nx.condensation(reads)
+    members = nx.get_node_attributes(circles, "members")
+    order = nx.lexicographical_topological_sort(circles, key=lambda circle: min(members[circle]))
+    return [layer for circle in order for layer in sorted(members[circle])]

@@ -26,6 +26,7 @@ from partc.passes.search.operators.operator_space import (
     data_parallel_config,
     kinds_of,
 )
+from partc.passes.search.operators.read_configs import read_configs
 from tests.builders.graphs.attention_block import attention_step
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.sampling import sampled
@@ -111,6 +112,26 @@ def test_any_configurations_take_about_as_long_as_their_plan(name: str, seed: in
         pytest.skip("this strategy has no plan")
 
     assert of.tasks.begin(state) == pytest.approx(whole_s, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "within"),
+    [
+        ("mlp", "tensor=4", 0.05),
+        ("mlp", "data=2,tensor=2", 0.05),
+        ("images", "one-weird-trick", 0.05),
+        ("words", "tensor=4", 0.2),
+        ("words", "layerwise", 0.25),
+    ],
+)
+def test_what_experts_write_takes_about_as_long_as_its_plan(name: str, strategy: str, within: float) -> None:
+    """Sums are scattered to those who want parts of them, and parts are gathered by all at once."""
+    of = priced(name, "gpus")
+    named = of.whole(strategy, strategy)
+    assert named is not None
+    state = read_configs(of.first.analysis, named.strategy, of.groups)
+
+    assert of.tasks.begin(state) == pytest.approx(of.whole_s(state), rel=within)
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -5,7 +5,8 @@ from math import prod
 import numpy as np
 import pytest
 
-from partc.compiler.task_graphs.tensor_moves import MeshPlace, SentTensor, Where, messages_between
+from partc.compiler.task_graphs.mesh_places import MeshPlace, Where
+from partc.compiler.task_graphs.tensor_moves import SentTensor, messages_between
 from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import Layout, Replicate, Split
 from partc.passes.layouts.meshes import Mesh

@@ -51,6 +51,16 @@ def test_one_weird_trick_divides_columns_of_dense_layers() -> None:
     assert dense.split == (("out:1", WORKERS),)
 
 
+def test_what_has_no_samples_is_where_its_devices_are() -> None:
+    """The product of a first state of zeros: all of them have it, and gradients of its weight are there."""
+    of = priced("words")
+    own = OperatorConfig((("batch", 2),), (1, 3))
+    strategy = strategy_of((own,) * len(of.groups), of.groups, of.first.worker_names, "global")
+    assert of_no_samples(of)
+
+    assert set(read_configs(of.first.analysis, strategy, of.groups)) == {own}
+
+
 def test_parts_stand_with_samples_first_and_name_all_that_do_the_same() -> None:
     of = priced("mlp")
     analysis = of.first.analysis

@@ -39,6 +39,26 @@ def test_the_cells_of_an_unrolled_layer_are_one_layer(devices: int, tmp_path: Pa
     assert readers and all(len(found) == 1 for found in readers.values())
 
 
+def test_a_layer_follows_what_it_reads_and_its_first_state_is_its_own(tmp_path: Path) -> None:
+    """Step by step, the second layer begins before the first one's recurrence has done anything."""
+    forward = build_model("rnnlm", batch=4, vocab=32, embedding=16, cells=16, layers=2, steps=3)
+    analysis = analysed(build_training_graph(forward, loss="loss", optimizer=SGD(0.1)), tmp_path)
+
+    device_of = cut_layers(analysis, 5, lambda flops, nbytes: float(flops))
+
+    nodes = {node.name: node for node in analysis.training.graph.nodes}
+    readers: dict[str, list[int]] = {}
+    for name, device in device_of.items():
+        for tensor in nodes[name].inputs:
+            if tensor.name.endswith("weight"):
+                readers.setdefault(tensor.name, []).append(device)
+    order = ["layer0.input", "layer0.recurrent", "layer1.input", "layer1.recurrent", "output"]
+    assert [set(readers[f"{name}_weight" if "layer" in name else f"{name}.weight"]) for name in order] == [
+        {number} for number in range(5)
+    ]
+    assert len(readers["layer0.recurrent_weight"]) == 3, "of the first step too, which has a state of zeros"
+
+
 def test_equal_layers_are_shared_out_equally(tmp_path: Path) -> None:
     analysis = analysed(deep(*[64] * 9), tmp_path)
 

@@ -1,0 +1,60 @@
+"""How tensors go among the workers of one mesh, as in a plan (passes/layouts/reshard.py).
+
+Terms are summed, or each worker has its part of the sum; parts are gathered; anything else is messages.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from partc.compiler.task_graphs.mesh_places import Where, at_place
+from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
+from partc.passes.search.operators.group_layouts import CollectiveKind
+
+Sum = tuple[CollectiveKind, tuple[int, ...]]  # along which mesh axes
+
+
+@lru_cache(maxsize=1 << 16)
+def summed_for(here: Where, readers: tuple[Where, ...]) -> tuple[tuple[Sum, ...], Where]:
+    """Return the collectives that sum the terms of a tensor for all who read it, and how it is then.
+
+    Along an axis of which all want the same part each worker has its part (scatter_sums.py), and else all.
+    """
+    wanted = [at_place(where, here.place) for where in readers]
+    scattered: list[int] = []
+    reduced: list[int] = []
+    placements = list(here.placements)
+    for axis, placement in enumerate(here.placements):
+        if isinstance(placement, Partial):
+            parts = {None if w is None else Layout("", *w.placements).along(axis) for w in wanted}
+            (part,) = parts if len(parts) == 1 else (None,)
+            placements[axis] = part if isinstance(part, Split) else Replicate()
+            (scattered if isinstance(part, Split) else reduced).append(axis)
+    sums: list[Sum] = [("reduce_scatter", (axis,)) for axis in scattered]
+    if reduced:
+        sums.append(("all_reduce", tuple(reduced)))
+    return tuple(sums), Where.of(here.place, Layout("", *placements).placements)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """A tensor's way within a mesh: how it is in the end, and the axes along which it is gathered."""
+
+    target: Where
+    axes: tuple[int, ...]
+
+
+@lru_cache(maxsize=1 << 16)
+def gathering(source: Where, target: Where) -> Gathering | None:
+    """Return the way of a tensor within the mesh where it is, None where it takes messages."""
+    here = at_place(target, source.place)
+    if here is None:
+        return None
+    axes = []
+    has, wants = (Layout("", *where.placements) for where in (source, here))
+    for axis in range(len(source.place.axes)):
+        own, wanted = has.along(axis), wants.along(axis)
+        if isinstance(own, Split) and isinstance(wanted, Split) and own != wanted:
+            return None
+        if isinstance(own, Split) and own != wanted:
+            axes.append(axis)
+    return Gathering(here, tuple(axes))
