@@ -170,10 +170,10 @@ class BlockCosts:
 
     def _alone(self, block: TaskBlock) -> Alone:
         workers = len(self.tasks.prices.workers)
+        seconds_s = block.seconds.clip(0.0)  # a beginning may be another's, too
         is_launch = block.resources >= self.tasks.prices.launching(0)
-        without_launches = np.where(is_launch, 0.0, block.seconds)
-        ends, kernel_ends = _ends(block, block.seconds), _ends(block, without_launches)
-        occupied_s: Floats = np.bincount(block.resources, block.seconds, self.tasks.prices.resources).astype(
+        ends, kernel_ends = _ends(block, seconds_s), _ends(block, np.where(is_launch, 0.0, seconds_s))
+        occupied_s: Floats = np.bincount(block.resources, seconds_s, self.tasks.prices.resources).astype(
             np.float64
         )
         last = np.empty(0, np.int32) if block.last_tasks is None else block.last_tasks

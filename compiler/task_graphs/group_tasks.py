@@ -7,7 +7,7 @@ from partc.compiler.task_graphs.mesh_places import Where
 from partc.compiler.task_graphs.task_blocks import Draft, Ends, PlacedGroup, TaskBlock
 from partc.compiler.task_graphs.task_prices import ComputePrice, TaskPrices
 from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves
-from partc.compiler.task_graphs.ways_within_mesh import Gathering, Sum, gathering, summed_for
+from partc.compiler.task_graphs.ways_within_mesh import Gathering, Sum, gathering, is_to_stage, summed_for
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.operators.group_layouts import CollectiveKind
 from partc.passes.search.operators.grouped_step import PassLevel
@@ -93,7 +93,8 @@ def write_transfer(
         way = gathering(here, where)
         if way is None:
             if (moved := moves.priced(tensor, here, where)) is not None:
-                gates[where] = draft.communicate(moved, moves.members(here.place, where.place), ends)
+                members = moves.members(here.place, where.place)
+                gates[where] = draft.communicate(moved, members, ends, is_to_stage(here, where))
         elif way.axes:
             if way.target not in gathered:
                 gathered[way.target] = _gather(draft, way, nbytes, ends.copy())

@@ -144,7 +144,7 @@ class StepTasks:
     def computing_s(self) -> float:
         """Return the seconds that all workers compute together in a step."""
         last = len(self.prices.workers)
-        return float(sum(b.seconds[b.resources < last].sum() for b in self._present()))
+        return float(sum(b.seconds[b.resources < last].clip(0.0).sum() for b in self._present()))
 
     def _present(self, numbers: Sequence[int] | slice = slice(None)) -> Iterable[TaskBlock]:
         blocks = (self._templates.each[number] for number in self._now.template[numbers].tolist())

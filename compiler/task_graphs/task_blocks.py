@@ -181,10 +181,13 @@ class Draft:
             targets = targets if isinstance(targets, int) else targets[here]
         self.wait(ends.slots[workers], indices, targets)
 
-    def communicate(self, moved: PricedCommunication, members: Ints, ends: Ends) -> int:
+    def communicate(
+        self, moved: PricedCommunication, members: Ints, ends: Ends, is_shared: bool = False
+    ) -> int:
         """Add a communication of workers, each ready at its end in `ends`; return the task.
 
         Who has no end there only receives, and begins when all others do, as in a plan's one order.
+        `is_shared`: it begins together with others of its slot.
         """
         has_end = ends.indices[members] >= 0
         if has_end.any() and not has_end.all():
@@ -192,9 +195,11 @@ class Draft:
             self.wait_for_ends(ends, members[has_end], int(join[0]))
             ends = ends.copy()
             ends.put(members[~has_end], join)
-        return int(self.communicate_apart((moved,), members[None], ends)[0])
+        return int(self.communicate_apart((moved,), members[None], ends, is_shared)[0])
 
-    def communicate_apart(self, moved: Sequence[PricedCommunication], members: Ints, ends: Ends) -> Ints:
+    def communicate_apart(
+        self, moved: Sequence[PricedCommunication], members: Ints, ends: Ends, is_shared: bool = False
+    ) -> Ints:
         """Add communications of different workers, int32[communications, members]; return their tasks."""
         count, each = members.shape
         added = self._count + np.arange(count * (each + 1), dtype=np.int32).reshape(count, each + 1)
@@ -205,7 +210,7 @@ class Draft:
         parts[:, -1] = [each + len(own.lanes) for own in moved]
         self._parts.append(parts.ravel())
         communicating, lane = members + self._prices.communicating(0), self._prices.lane(0)
-        begin_s = np.full(2 * each, PER_COMMUNICATION_S)
+        begin_s = np.full(2 * each, -PER_COMMUNICATION_S if is_shared else PER_COMMUNICATION_S)
         for number, own in enumerate(moved):
             self._sent += own.nbytes
             self._resources += (beginning[number], communicating[number], own.lanes + lane)

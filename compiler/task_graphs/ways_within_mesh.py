@@ -1,6 +1,7 @@
-"""How tensors go among the workers of one mesh, as in a plan (passes/layouts/reshard.py).
+"""How tensors go from mesh to mesh, as in a plan (passes/layouts/reshard.py).
 
-Terms are summed, or each worker has its part of the sum; parts are gathered; anything else is messages.
+Within one, terms are summed, or each worker has its part of the sum, and parts are gathered; to an equal one
+of others each sends its part; anything else is messages.
 """
 
 from dataclasses import dataclass
@@ -33,6 +34,15 @@ def summed_for(here: Where, readers: tuple[Where, ...]) -> tuple[tuple[Sum, ...]
     if reduced:
         sums.append(("all_reduce", tuple(reduced)))
     return tuple(sums), Where.of(here.place, Layout("", *placements).placements)
+
+
+def is_to_stage(source: Where, target: Where) -> bool:
+    """Tell whether each worker sends what it has to the one at its place in a mesh of others.
+
+    Such messages travel together where they are ready at the same time (bucket_communications.py).
+    """
+    is_alike = (source.place.axes, source.placements) == (target.place.axes, target.placements)
+    return is_alike and not set(source.place.workers) & set(target.place.workers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ A part may be a launch: what a host does for the task's next part, on a device. 
 busy, a launch waits for nothing but former launches: it goes ahead (docs/decisions/059-launches-go-ahead.md).
 What a host does last of a task launches nothing, and waits as other parts do.
 
+A part of negative seconds is a beginning that a resource shares: those that it comes to within SLOT_S of one
+end with it at the earliest, and take nothing: messages of about the same time travel together (decision 32).
+
 A resource takes tasks in the order of (ready, key). Keys ascend along dependencies, so a task's pair is
 greater than its predecessors' even where tasks take no time, and these rules allow one timeline only.
 
@@ -23,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from partc.cost.cluster.profiles import SLOT_S
 from partc.cost.simulation.task_arrays import (
     NONE,
     Contents,
@@ -62,6 +66,7 @@ class Room(NamedTuple):
     head: Ints  # by block: where its entry of the queue that may still grow begins
     free: Floats  # by resource: when it has ended what it did so far
     remaining: Floats  # by resource: the seconds of what it has yet to do
+    slot_end: Floats  # by resource: until when beginnings take nothing more
     ready: Floats  # the queue, a heap of pairs, the least first
     key: Longs
     launchers: int  # the resources from this one on are hosts that launch
@@ -111,9 +116,15 @@ def run_task(contents: Contents, task: int, ready: float, room: Room, limit_s: f
         begun = max(ready, room.free[resource])
         if part < last and resource >= room.launchers and ready <= room.free[contents.resource[part + 1]]:
             begun = room.free[resource]
-        ended = begun + seconds
+        if seconds < 0.0:
+            if begun < room.slot_end[resource]:
+                end = max(end, room.slot_end[resource] - SLOT_S - seconds)
+                continue
+            room.slot_end[resource] = begun + SLOT_S
+        else:
+            room.remaining[resource] -= seconds
+        ended = begun + abs(seconds)
         room.free[resource] = ended
-        room.remaining[resource] -= seconds
         if ended + room.remaining[resource] > limit_s:
             return np.inf
         end = max(end, ended)
@@ -159,6 +170,7 @@ def begin(
     """Have no task be run, and all wait for their predecessors."""
     for resource in range(len(work)):
         room.free[resource], room.remaining[resource] = 0.0, work[resource]
+        room.slot_end[resource] = 0.0
     for block in range(len(graph.content)):
         room.head[block] = NONE
         task, place = contents.task[graph.content[block]], timeline.offset[block]

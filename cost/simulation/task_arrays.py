@@ -41,7 +41,7 @@ class Contents(NamedTuple):
     successor: Ints  # by task: where those that depend on it in its block begin
     predecessors: Ints  # by task: how many of its block it depends on
     resource: Ints  # by part
-    seconds: Floats  # by part
+    seconds: Floats  # by part; negative of a beginning that is shared (simulate_tasks.py)
     follower: Ints  # by successor: its index
     used: Longs  # int64[4]: how many contents, tasks, parts and successors there are
 
@@ -107,7 +107,7 @@ def check(parts: Ints, resources: Ints, seconds: Floats, dependencies: Ints, sou
     for part in range(total):
         if not 0 <= resources[part] < limit:
             return RESOURCE
-        if not (seconds[part] >= 0.0 and np.isfinite(seconds[part])):
+        if not np.isfinite(seconds[part]):
             return SECONDS
     for row in range(len(dependencies)):
         slot, source, target = dependencies[row]
@@ -217,7 +217,7 @@ def add_work(contents: Contents, former: Ints, now: Ints, work: Floats) -> None:
 def _add_seconds(contents: Contents, number: int, sign: float, work: Floats) -> None:
     begin, end = contents.part[contents.task[number]], contents.part[contents.task[number + 1]]
     for part in range(begin, end):
-        work[contents.resource[part]] += sign * contents.seconds[part]
+        work[contents.resource[part]] += sign * max(0.0, contents.seconds[part])  # that it takes at least
 
 
 @compiled

@@ -59,7 +59,7 @@ from partc.cost.simulation.task_arrays import (
 FAULTS = {
     PARTS: "as many resources and seconds as tasks have parts",
     RESOURCE: "a resource is not there",
-    SECONDS: "finite seconds, zero or more, for each part",
+    SECONDS: "finite seconds for each part",
     UNKNOWN_SLOT: "a dependency on a block that is not among the sources",
     UNKNOWN_TASK: "a dependency on a task that is not there",
     BACKWARD: "a dependency on a later task: they lead forward, by index",
@@ -78,7 +78,8 @@ class BlockTasks:
     """The contents of a block, or of several that are alike.
 
     parts         int32[n]: how many resources each task takes; it ends when it has ended on all of them
-    resources     int32[p], `seconds` float64[p]: of the parts of all tasks, one behind the other
+    resources     int32[p], `seconds` float64[p]: of the parts of all tasks, one behind the other; negative
+                  are those of a beginning, which a resource shares with others of its slot
     dependencies  int32[m, 3]: rows of slot, source index, target index. A slot is the number of a block among
                   the sources of this one, OWN this block itself; the target is this block's
     """
@@ -149,7 +150,7 @@ class TaskGraph:
             (
                 *_zeros("i4 i4"),
                 np.zeros(blocks, np.int32),
-                *(np.zeros(resources) for _ in ("free", "remaining")),
+                *(np.zeros(resources) for _ in ("free", "remaining", "slot_end")),
                 *_zeros("f8 i8"),
                 resources if launchers is None else launchers,
             )
@@ -362,9 +363,9 @@ class TaskGraph:
         self._timeline, self._spare = timelines
         room = self._room
         by_place, queue = (
-            [_with_room(values, tasks) for values in fields] for fields in (room[:2], room[5:7])
+            [_with_room(values, tasks) for values in fields] for fields in (room[:2], room[6:8])
         )
-        self._room = Room._make((*by_place, *room[2:5], *queue, room.launchers))
+        self._room = Room._make((*by_place, *room[2:6], *queue, room.launchers))
 
 
 def waiting_of(sources: Sequence[Sequence[int]]) -> Waiting:

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from partc.cost.cluster.profiles import SLOT_S
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.microbatches.find_repeated import joins_microbatches
-from partc.passes.scheduling.order_by_time import SLOT_S
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 
 

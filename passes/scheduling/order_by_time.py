@@ -34,14 +34,12 @@ from itertools import accumulate
 
 import onnx_graphsurgeon as gs
 
-from partc.cost.cluster.profiles import CPU_START_S
+from partc.cost.cluster.profiles import CPU_START_S, SLOT_S
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated
 from partc.passes.scheduling.bucket_communications import Bucket, communications_ahead
 from partc.passes.scheduling.schedule import SMALL_BYTES, Chunk, Communication, Item, late_nodes, messages_of
 from partc.runtime.plan.program import Site
-
-SLOT_S = 500e-6  # of messages that are ready in one, none begins before the others: one segment's worth
 
 Seconds = Callable[[Item], float]
 Takes = Callable[[Item], tuple[object, ...]]  # what is not free for other items meanwhile

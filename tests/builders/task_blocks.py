@@ -1,10 +1,12 @@
 """Task graphs that change at random, and a slow simulation of them in plain Python."""
 
+import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 import numpy as np
 
+from partc.cost.cluster.profiles import SLOT_S
 from partc.cost.simulation.task_arrays import OWN
 from partc.cost.simulation.task_graph import BlockTasks
 
@@ -33,35 +35,47 @@ def block_of(block: int, tasks: list[Parts], dependencies: list[Dependency]) -> 
     )
 
 
-def relaxed(contents: Contents, launcher: int | None = None) -> dict[Task, tuple[float, float]]:
-    """Return each task's ready and end: first in, first out, applied until nothing changes.
+def run_in_order(contents: Contents, launcher: int | None = None) -> dict[Task, tuple[float, float]]:
+    """Return each task's ready and end: first in, first out.
 
     `launcher`: a resource that goes ahead while that of the next part is busy, if there is one.
     """
     tasks = {
         (block, index): task for block, (given, _) in contents.items() for index, task in enumerate(given)
     }
-    predecessors = defaultdict(list)
+    missing = dict.fromkeys(tasks, 0)
+    following_of: dict[Task, list[Task]] = defaultdict(list)
     for target, (_, dependencies) in contents.items():
         for block, index, target_index in dependencies:
-            predecessors[target, target_index].append((block, index))
-    times = dict.fromkeys(tasks, (0.0, 0.0))
-    while True:
-        ready = {task: max((times[p][1] for p in predecessors[task]), default=0.0) for task in tasks}
-        free: dict[int, float] = defaultdict(float)
-        found = {}
-        for task in sorted(tasks, key=lambda task: (ready[task], task)):
-            ends = [ready[task]]
-            for part, (resource, seconds) in enumerate(tasks[task]):
-                following = [other for other, _ in tasks[task][part + 1 : part + 2]]
-                goes_ahead = resource == launcher and any(ready[task] <= free[other] for other in following)
-                begun = free[resource] if goes_ahead else max(ready[task], free[resource])
-                free[resource] = begun + seconds
-                ends.append(free[resource])
-            found[task] = ready[task], max(ends)
-        if found == times:
-            return times
-        times = found
+            missing[target, target_index] += 1
+            following_of[block, index].append((target, target_index))
+    ready = dict.fromkeys(tasks, 0.0)
+    queue = [(0.0, task) for task, count in missing.items() if not count]
+    heapq.heapify(queue)
+    free: dict[int, float] = defaultdict(float)
+    slot_end: dict[int, float] = defaultdict(float)
+    times: dict[Task, tuple[float, float]] = {}
+    while queue:
+        ready_s, task = heapq.heappop(queue)
+        ends = [ready_s]
+        for part, (resource, seconds) in enumerate(tasks[task]):
+            following = [other for other, _ in tasks[task][part + 1 : part + 2]]
+            goes_ahead = resource == launcher and any(ready_s <= free[other] for other in following)
+            begun = free[resource] if goes_ahead else max(ready_s, free[resource])
+            if seconds < 0 and begun < slot_end[resource]:
+                ends.append(slot_end[resource] - SLOT_S - seconds)
+                continue
+            if seconds < 0:
+                slot_end[resource] = begun + SLOT_S
+            free[resource] = begun + abs(seconds)
+            ends.append(free[resource])
+        times[task] = ready_s, max(ends)
+        for other in following_of[task]:
+            ready[other] = max(ready[other], max(ends))
+            missing[other] -= 1
+            if not missing[other]:
+                heapq.heappush(queue, (ready[other], other))
+    return times
 
 
 class RandomMoves:
@@ -77,7 +91,7 @@ class RandomMoves:
         self.blocks, self.resources, self.launcher = blocks, resources, max(1, resources - 1)
         self._sources = [self._drawn_sources(block) for block in range(blocks)]
         self._density = self._rng.uniform(0.05, 0.9)
-        self._whole_seconds = self.chance(0.5)
+        self._whole_seconds, self._are_short = self.chance(0.5), self.chance(0.5)
         self.contents: Contents = {}
         self.contents = self._drawn(range(self.blocks), range(self.blocks))
         self._former = self.contents
@@ -118,7 +132,11 @@ class RandomMoves:
         return [(resource, self._seconds()) for resource in resources]
 
     def _seconds(self) -> float:
-        return float(self._rng.integers(0, 4)) if self._whole_seconds else float(self._rng.random())
+        if self.chance(0.2):  # a beginning, of which a slot has several
+            return -SLOT_S * float(self._rng.choice([0.1, 0.4, 2.0]))
+        unit = SLOT_S if self._are_short else 1.0
+        drawn = float(self._rng.integers(0, 4)) if self._whole_seconds else float(self._rng.random())
+        return unit * drawn
 
     def _dependencies(self, block: int, sizes: dict[int, int]) -> list[Dependency]:
         pairs = [

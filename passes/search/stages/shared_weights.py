@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from partc.cost.cluster.profiles import SLOT_S
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.configuration import Places
-from partc.passes.scheduling.order_by_time import SLOT_S
 from partc.passes.search.operators.forward_nodes import find_variables_behind
 
 SentSeconds = Callable[[float, int, int], float]  # (bytes, of stage, to stage) -> seconds

@@ -121,7 +121,8 @@ def test_any_configurations_take_about_as_long_as_their_plan(name: str, seed: in
         ("mlp", "data=2,tensor=2", 0.05),
         ("images", "one-weird-trick", 0.05),
         ("words", "tensor=4", 0.2),
-        ("words", "layerwise", 0.25),
+        ("images", "layerwise", 0.05),
+        ("attention", "layerwise", 0.1),
     ],
 )
 def test_what_experts_write_takes_about_as_long_as_its_plan(name: str, strategy: str, within: float) -> None:

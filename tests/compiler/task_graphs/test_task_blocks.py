@@ -7,7 +7,7 @@ from partc.compiler.task_graphs.task_blocks import Draft, Ends, TaskBlock
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
 from partc.cost.cluster.machines import Device, Host
-from partc.cost.cluster.profiles import PER_COMMUNICATION_S
+from partc.cost.cluster.profiles import PER_COMMUNICATION_S, SLOT_S
 from partc.cost.simulation.task_arrays import OWN
 from partc.cost.simulation.task_graph import BlockTasks, TaskGraph
 from partc.passes.scheduling.segment_work import Work
@@ -68,3 +68,22 @@ def test_who_only_receives_begins_when_the_senders_do(prices: TaskPrices) -> Non
     assert end_s[computed] == pytest.approx(now.seconds[others])
     assert end_s[sent] == pytest.approx(late.seconds[0] + PER_COMMUNICATION_S + moved.seconds)
     assert (ends.indices >= 0).tolist() == [True, False, False], "the caller's ends are as before"
+
+
+def test_messages_of_a_slot_begin_together(prices: TaskPrices) -> None:
+    """Three messages to another worker, ready one shortly behind the other: beginning them takes once."""
+    moved = prices.exchange(np.array([0], np.int32), np.array([1], np.int32), np.full(1, 1000))
+    members, work = np.array([0, 1], np.int32), prices.work(FEW_LAUNCHES, 0)
+    assert 3 * work.seconds.max() < SLOT_S
+    ends_s = []
+    for is_shared in (False, True):
+        draft = Draft(prices)
+        for _ in range(3):
+            sent = draft.communicate(
+                moved, members, ends_of(members, draft.computing(members, work)), is_shared
+            )
+        graph, _ = simulated(prices, draft.finish())
+        ends_s.append(graph.times(0).end[sent])
+
+    between_s = PER_COMMUNICATION_S - moved.seconds  # each is there before the next one begins
+    assert ends_s[0] - ends_s[1] == pytest.approx(2 * between_s)

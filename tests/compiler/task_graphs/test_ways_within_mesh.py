@@ -1,7 +1,7 @@
 """Tensors go within a mesh as plans send them: terms are summed, or scattered, and parts are gathered."""
 
 from partc.compiler.task_graphs.mesh_places import MeshPlace, Where
-from partc.compiler.task_graphs.ways_within_mesh import gathering, summed_for
+from partc.compiler.task_graphs.ways_within_mesh import gathering, is_to_stage, summed_for
 from partc.passes.layouts.layouts import Partial, Placement, Replicate, Split
 
 WORKERS = (0, 1, 2, 3)
@@ -49,6 +49,15 @@ def test_parts_are_gathered_along_the_axes_that_are_undone() -> None:
     assert half is not None and half.axes == (1,)
     same = gathering(grid, where(ROW, Split(0)))
     assert same is not None and same.axes == () and same.target is grid
+
+
+def test_to_an_equal_mesh_of_others_each_sends_its_part() -> None:
+    row = where(ROW, Split(0))
+
+    assert is_to_stage(row, where(ELSEWHERE, Split(0)))
+    assert not is_to_stage(row, where(ELSEWHERE))
+    assert not is_to_stage(row, where(MeshPlace.of(ROW.axes, (3, 4, 5, 6)), Split(0)))
+    assert not is_to_stage(where(GRID, Split(0)), where(ELSEWHERE, Split(0)))
 
 
 def test_other_parts_and_other_workers_take_messages() -> None:
