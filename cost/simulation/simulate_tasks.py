@@ -9,7 +9,8 @@ busy, a launch waits for nothing but former launches: it goes ahead (docs/decisi
 What a host does last of a task launches nothing, and waits as other parts do.
 
 A part of negative seconds is a beginning that a resource shares: those that it comes to within SLOT_S of one
-end with it at the earliest, and take nothing: messages of about the same time travel together (decision 32).
+take nothing, and end half a slot behind it at the earliest. Messages of about the same time travel together
+(docs/decisions/032), and wait for each other.
 
 A resource takes tasks in the order of (ready, key). Keys ascend along dependencies, so a task's pair is
 greater than its predecessors' even where tasks take no time, and these rules allow one timeline only.
@@ -118,7 +119,7 @@ def run_task(contents: Contents, task: int, ready: float, room: Room, limit_s: f
             begun = room.free[resource]
         if seconds < 0.0:
             if begun < room.slot_end[resource]:
-                end = max(end, room.slot_end[resource] - SLOT_S - seconds)
+                end = max(end, room.slot_end[resource] - SLOT_S / 2)
                 continue
             room.slot_end[resource] = begun + SLOT_S
         else:

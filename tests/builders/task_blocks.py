@@ -63,7 +63,7 @@ def run_in_order(contents: Contents, launcher: int | None = None) -> dict[Task, 
             goes_ahead = resource == launcher and any(ready_s <= free[other] for other in following)
             begun = free[resource] if goes_ahead else max(ready_s, free[resource])
             if seconds < 0 and begun < slot_end[resource]:
-                ends.append(slot_end[resource] - SLOT_S - seconds)
+                ends.append(slot_end[resource] - SLOT_S / 2)
                 continue
             if seconds < 0:
                 slot_end[resource] = begun + SLOT_S

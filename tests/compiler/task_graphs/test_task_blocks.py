@@ -71,19 +71,17 @@ def test_who_only_receives_begins_when_the_senders_do(prices: TaskPrices) -> Non
 
 
 def test_messages_of_a_slot_begin_together(prices: TaskPrices) -> None:
-    """Three messages to another worker, ready one shortly behind the other: beginning them takes once."""
+    """Three messages to another worker, ready one shortly behind the other, and what is computed behind."""
     moved = prices.exchange(np.array([0], np.int32), np.array([1], np.int32), np.full(1, 1000))
     members, work = np.array([0, 1], np.int32), prices.work(FEW_LAUNCHES, 0)
-    assert 3 * work.seconds.max() < SLOT_S
-    ends_s = []
-    for is_shared in (False, True):
-        draft = Draft(prices)
-        for _ in range(3):
-            sent = draft.communicate(
-                moved, members, ends_of(members, draft.computing(members, work)), is_shared
-            )
-        graph, _ = simulated(prices, draft.finish())
-        ends_s.append(graph.times(0).end[sent])
+    computing_s = float(work.seconds.max())
+    draft = Draft(prices)
+    for _ in range(3):
+        sent = draft.communicate(moved, members, ends_of(members, draft.computing(members, work)), True)
+    behind = draft.computing(members, work)
+    draft.wait_for_ends(ends_of(members, np.full(2, sent, np.int32)), members, behind)
+    graph, step_s = simulated(prices, draft.finish())
 
-    between_s = PER_COMMUNICATION_S - moved.seconds  # each is there before the next one begins
-    assert ends_s[0] - ends_s[1] == pytest.approx(2 * between_s)
+    begun_s = 3 * computing_s
+    assert graph.times(0).end[sent] == pytest.approx(begun_s + SLOT_S / 2 + 2 * moved.seconds)
+    assert step_s == pytest.approx(begun_s + SLOT_S / 2 + 2 * moved.seconds + computing_s)
