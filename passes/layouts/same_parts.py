@@ -17,7 +17,7 @@ from partc.passes.layouts.layouts import Layout, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
 
 Coordinates = NDArray[np.int64]
-Place = tuple[int, int]  # a tensor's axis, and the blocks behind which it is split
+SplitPlace = tuple[int, int]  # a tensor's axis, and the blocks behind which it is split
 
 
 @lru_cache(maxsize=1 << 16)
@@ -42,7 +42,7 @@ def same_parts(mesh: Mesh, layout: Layout, other: Mesh) -> Layout | None:
     return Layout(other.name, *(placements.get(axis, Replicate()) for axis in range(theirs.shape[1])))
 
 
-def _of(split: Split) -> Place:
+def _of(split: Split) -> SplitPlace:
     return split.axis, split.outer
 
 
