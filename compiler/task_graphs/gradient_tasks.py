@@ -15,7 +15,7 @@ from partc.compiler.task_graphs.mesh_places import MeshPlace, Where
 from partc.compiler.task_graphs.task_blocks import Draft, Ends, PlacedGroup, TaskBlock
 from partc.compiler.task_graphs.task_prices import ComputePrice
 from partc.compiler.task_graphs.tensor_moves import Messages, SentTensor, TensorMoves
-from partc.compiler.task_graphs.ways_within_mesh import Sum
+from partc.compiler.task_graphs.tensor_ways import Sum
 from partc.cost.simulation.task_arrays import Ints
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 from partc.passes.layouts.meshes import Mesh
@@ -143,7 +143,7 @@ class UpdateWriter:
             ends = self._joined(draft, of_mesh)
         for sums, nbytes in of_mesh.sums.items():
             for kind, axes in sums:
-                draft.sum_along(placed.place, kind, axes, nbytes, ends)
+                draft.collective_along(placed.place, kind, axes, nbytes, ends)
         homes: Ints = np.array(list(of_mesh.homes), np.int32)
         if of_mesh.sent:
             members = np.array(tuple(dict.fromkeys((*placed.workers, *of_mesh.homes))), np.int32)

@@ -7,7 +7,7 @@ from partc.compiler.task_graphs.mesh_places import Where
 from partc.compiler.task_graphs.task_blocks import Draft, Ends, PlacedGroup, TaskBlock
 from partc.compiler.task_graphs.task_prices import ComputePrice, TaskPrices
 from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves
-from partc.compiler.task_graphs.ways_within_mesh import Gathering, Sum, gathering, is_to_stage, summed_for
+from partc.compiler.task_graphs.tensor_ways import Gathering, Sum, gathering, is_to_stage, summed_for
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.operators.group_layouts import CollectiveKind
 from partc.passes.search.operators.grouped_step import PassLevel
@@ -43,7 +43,7 @@ def write_computing(
     ends = Ends(len(prices.workers))
     ends.put(placed.at, tasks)
     for (_, kind, axes), nbytes in sorted(collectives.items()):
-        draft.sum_along(placed.place, kind, axes, nbytes, ends)
+        draft.collective_along(placed.place, kind, axes, nbytes, ends)
     return draft.finish(last_tasks=ends.indices)
 
 
@@ -111,5 +111,5 @@ def _gather(draft: Draft, way: Gathering, nbytes: int, ends: Ends) -> int:
         share *= place.axes[axis][1]
     for axis in reversed(way.axes):
         share //= place.axes[axis][1]
-        draft.sum_along(place, "all_gather", (axis,), -(-nbytes // share), ends)
+        draft.collective_along(place, "all_gather", (axis,), -(-nbytes // share), ends)
     return draft.joined(ends, place.workers)

@@ -45,6 +45,11 @@ class Where:
     placements: Placements
     share: int
 
+    @property
+    def layout(self) -> Layout:
+        """Return the placements as a layout of a mesh without a name of its own."""
+        return Layout("own", *self.placements)
+
     @staticmethod
     @cache
     def of(place: MeshPlace, placements: Placements) -> "Where":
@@ -58,5 +63,5 @@ def at_place(where: Where, place: MeshPlace) -> Where | None:
     if where.place is place:
         return where
     meshes = (Mesh("own", each.axes, each.workers) for each in (where.place, place))
-    same = same_parts(next(meshes), Layout("own", *where.placements), next(meshes))
+    same = same_parts(next(meshes), where.layout, next(meshes))
     return None if same is None else Where.of(place, same.placements)

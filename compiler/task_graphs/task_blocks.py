@@ -219,7 +219,7 @@ class Draft:
         self.wait(OWN, begun, np.repeat(tasks, each))
         return tasks
 
-    def sum_along(
+    def collective_along(
         self, place: MeshPlace, kind: CollectiveKind, axes: tuple[int, ...], nbytes: int, ends: Ends
     ) -> None:
         """Add a collective of all who meet along mesh axes, behind `ends`, which it changes.

@@ -22,8 +22,8 @@ MEMORY_LATENCY_S = 2e-6  # one message between two processes of a machine throug
 # on the same machine. Every member's own time, whatever its device. Rows between members take two
 # collectives, sizes first: 14 more of those took another 2.2 ms.
 PER_COMMUNICATION_S = 70e-6
-SLOT_S = 500e-6  # of messages that are ready in one, none begins before the others: one segment's worth
 PER_ROWS_S = 150e-6
+SLOT_S = 500e-6  # of messages that are ready in one, none begins before the others: one segment's worth
 
 # What a communication waits besides where its members have half a core each, and not all of them are
 # running: twelve more of them took 7 ms more on the same machine, 2 x 2 ranks on 2 cores.

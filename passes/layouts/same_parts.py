@@ -7,7 +7,7 @@ Operators with devices of their own are each on a mesh of their own. What goes b
 workers may go as within one of them: by a collective, where it would be messages among all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -40,6 +40,13 @@ def same_parts(mesh: Mesh, layout: Layout, other: Mesh) -> Layout | None:
             return None
         placements.update((axis, Split(*place)) for axis in axes)
     return Layout(other.name, *(placements.get(axis, Replicate()) for axis in range(theirs.shape[1])))
+
+
+def common_part(layouts: Iterable[Layout | None], axis: int) -> Split | None:
+    """Return the part along a mesh axis that all want, if there is one. None is what is not spelled here."""
+    parts = {None if layout is None else layout.along(axis) for layout in layouts}
+    (part,) = parts if len(parts) == 1 else (None,)
+    return part if isinstance(part, Split) else None
 
 
 def _of(split: Split) -> SplitPlace:

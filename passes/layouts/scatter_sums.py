@@ -16,6 +16,7 @@ from partc.passes.layouts.decide_layouts import decide_by_wish
 from partc.passes.layouts.decisions import Decision, axes_up_to, decide_axes, divides
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
+from partc.passes.layouts.same_parts import common_part
 from partc.passes.rules.sharding_rules import node_facts
 
 Readers = Mapping[str, Sequence[tuple[str, int]]]
@@ -92,9 +93,8 @@ def _wanted_part(graph: LaidOutGraph, readers: Readers, tensor: str, axis: int) 
 def part_of_targets(graph: LaidOutGraph, tensor: str, targets: Collection[Layout], axis: int) -> Split | None:
     """Return the part along a mesh axis that a partial tensor is wanted in, if all want the same."""
     here = [graph.same_parts(target, graph.layout(tensor).site) for target in targets]
-    parts = {None if target is None else target.along(axis) for target in here}
-    (part,) = parts if len(parts) == 1 else (None,)
-    if not isinstance(part, Split) or part.rows_of:
+    part = common_part(here, axis)
+    if part is None or part.rows_of:
         return None
     wholes = [target.with_along(axis, Replicate()) for target in here if target is not None]
     return part if graph.has_fixed_pieces(tensor, *wholes) else None

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from partc.compiler.task_graphs.mesh_places import Where, at_place
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
+from partc.passes.layouts.same_parts import common_part
 from partc.passes.search.operators.group_layouts import CollectiveKind
 
 Sum = tuple[CollectiveKind, tuple[int, ...]]  # along which mesh axes
@@ -20,16 +21,16 @@ def summed_for(here: Where, readers: tuple[Where, ...]) -> tuple[tuple[Sum, ...]
 
     Along an axis of which all want the same part each worker has its part (scatter_sums.py), and else all.
     """
-    wanted = [at_place(where, here.place) for where in readers]
+    spelled = [at_place(where, here.place) for where in readers]
+    wanted = [None if where is None else where.layout for where in spelled]
     scattered: list[int] = []
     reduced: list[int] = []
     placements = list(here.placements)
     for axis, placement in enumerate(here.placements):
         if isinstance(placement, Partial):
-            parts = {None if w is None else Layout("", *w.placements).along(axis) for w in wanted}
-            (part,) = parts if len(parts) == 1 else (None,)
-            placements[axis] = part if isinstance(part, Split) else Replicate()
-            (scattered if isinstance(part, Split) else reduced).append(axis)
+            part = common_part(wanted, axis)
+            placements[axis] = part or Replicate()
+            (scattered if part else reduced).append(axis)
     sums: list[Sum] = [("reduce_scatter", (axis,)) for axis in scattered]
     if reduced:
         sums.append(("all_reduce", tuple(reduced)))
@@ -60,9 +61,8 @@ def gathering(source: Where, target: Where) -> Gathering | None:
     if here is None:
         return None
     axes = []
-    has, wants = (Layout("", *where.placements) for where in (source, here))
     for axis in range(len(source.place.axes)):
-        own, wanted = has.along(axis), wants.along(axis)
+        own, wanted = source.layout.along(axis), here.layout.along(axis)
         if isinstance(own, Split) and isinstance(wanted, Split) and own != wanted:
             return None
         if isinstance(own, Split) and own != wanted:

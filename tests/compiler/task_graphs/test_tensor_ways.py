@@ -1,7 +1,7 @@
 """Tensors go within a mesh as plans send them: terms are summed, or scattered, and parts are gathered."""
 
 from partc.compiler.task_graphs.mesh_places import MeshPlace, Where
-from partc.compiler.task_graphs.ways_within_mesh import gathering, is_to_stage, summed_for
+from partc.compiler.task_graphs.tensor_ways import gathering, is_to_stage, summed_for
 from partc.passes.layouts.layouts import Partial, Placement, Replicate, Split
 
 WORKERS = (0, 1, 2, 3)
