@@ -9,7 +9,7 @@ from partc.compiler.task_graphs.task_prices import ComputePrice, TaskPrices
 from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves
 from partc.compiler.task_graphs.tensor_ways import Gathering, Sum, gathering, is_to_stage, summed_for
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.operators.group_layouts import CollectiveKind
+from partc.passes.search.operators.group_collectives import CollectiveKind
 from partc.passes.search.operators.grouped_step import PassLevel
 
 Readers = Mapping[int, tuple[Where, ...]]  # a tensor of a group -> how it is wanted elsewhere

@@ -20,7 +20,8 @@ from partc.compiler.task_graphs.task_prices import ComputePrice, PricedCommunica
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.cost.simulation.task_arrays import OWN, Floats, Ints
 from partc.passes.layouts.layouts import Layout
-from partc.passes.search.operators.group_layouts import CollectiveKind, GroupLayout, plain
+from partc.passes.search.operators.group_collectives import CollectiveKind
+from partc.passes.search.operators.group_layouts import GroupLayout, plain
 from partc.passes.search.operators.grouped_step import PassLevel
 
 NOT_HERE = -1  # in place of a worker's task

@@ -16,7 +16,7 @@ from partc.cost.simulation.memory import limit_bytes
 from partc.cost.simulation.roofline import apart_s, start_s
 from partc.cost.simulation.task_arrays import Floats, Ints, Longs
 from partc.passes.scheduling.segment_work import Work
-from partc.passes.search.operators.group_layouts import CollectiveKind
+from partc.passes.search.operators.group_collectives import CollectiveKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)

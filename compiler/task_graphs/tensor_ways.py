@@ -10,7 +10,7 @@ from functools import lru_cache
 from partc.compiler.task_graphs.mesh_places import Where, at_place
 from partc.passes.layouts.layouts import Layout, Partial, Replicate, Split
 from partc.passes.layouts.same_parts import common_part
-from partc.passes.search.operators.group_layouts import CollectiveKind
+from partc.passes.search.operators.group_collectives import CollectiveKind
 
 Sum = tuple[CollectiveKind, tuple[int, ...]]  # along which mesh axes
 

@@ -5,10 +5,9 @@ groups make is fed to it, with the samples divided as data parallelism divides t
 such as the steps of a recurrence, are laid out once.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Literal
 
 import onnx_graphsurgeon as gs
 
@@ -29,51 +28,29 @@ from partc.passes.layouts.layouts import (
     Split,
     Widened,
 )
-from partc.passes.layouts.meshes import Mesh, Meshes
-from partc.passes.layouts.reshard import Transfer, reshard
+from partc.passes.layouts.meshes import Mesh
 from partc.passes.lowering.local_sizes import LocalSizes
 from partc.passes.scheduling.kernels import absorbed_transposes
 from partc.passes.scheduling.segment_work import Work
 from partc.passes.search.operators.count_work import count_work
+from partc.passes.search.operators.group_collectives import (
+    AxisCollective,
+    SumForReaders,
+    communicated,
+    computed_reads,
+    levels_of,
+    terms_left,
+)
 from partc.passes.search.operators.grouped_step import GroupedStep, PassLevel, StepGroup
 from partc.passes.search.operators.operator_space import SplitDegrees
 from partc.runtime.errors import InputError
 from partc.runtime.plan.variables import DrawnInput, Uniform
-
-CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shift"]
 
 ANY = Uniform(0.0, 1.0, 0)  # what is fed to a group has no values
 NOT_THERE = -1
 
 
 Placements = tuple[Placement, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AxisCollective:
-    """What the ranks along a mesh axis, or several, do together.
-
-    nbytes  of a rank's tensor, the larger of both ends
-    level   how many collectives of its way have to end before it begins
-    """
-
-    kind: CollectiveKind
-    axes: tuple[int, ...]
-    nbytes: int
-    level: int
-
-
-@dataclass(frozen=True, slots=True)
-class SumForReaders:
-    """A tensor that ranks along mesh axes have terms of: how it is summed depends on who reads it.
-
-    nbytes and level  as in AxisCollective, of the terms
-    """
-
-    tensor: int
-    axes: tuple[int, ...]
-    nbytes: int
-    level: int
 
 
 @dataclass(frozen=True)
@@ -269,12 +246,12 @@ class _OwnStep:
             for way in group.nodes
             for tensor, layouts in _wanted(graph, group, way).items()
         }
-        read_by_others = {name: axes for name in self._crossing if (axes := _terms_left(graph, name))}
+        read_by_others = {name: axes for name in self._crossing if (axes := terms_left(graph, name))}
         sums: dict[PassLevel, tuple[SumForReaders, ...]] = {}
         collectives: dict[PassLevel, tuple[AxisCollective, ...]] = {}
         for way, nodes in group.nodes.items():
-            made = list(_communicated(graph, sizes, nodes, self._awaited))
-            level = _levels(nodes, {tensor for tensor, *_ in made})
+            made = list(communicated(graph, sizes, nodes, self._awaited))
+            level = levels_of(nodes, {tensor for tensor, *_ in made})
             collectives[way] = tuple(
                 AxisCollective(kind, axes, nbytes, level[tensor]) for tensor, kind, axes, nbytes in made
             )
@@ -347,90 +324,11 @@ def _summed(layout: Layout, left: tuple[int, ...]) -> Layout:
     return Layout(layout.site, *made)
 
 
-def _terms_left(graph: LaidOutGraph, tensor: str) -> tuple[int, ...]:
-    """Return the mesh axes along which ranks have terms of a tensor that the group itself does not sum."""
-    layout, summed = graph.layout(tensor), graph.made_whole | graph.summed_anyway
-    return tuple(
-        axis
-        for axis, placement in enumerate(layout.placements)
-        if isinstance(placement, Partial)
-        and graph.meshes.size(layout.site, axis) > 1
-        and (tensor, axis) not in summed
-    )
-
-
 def _wanted(graph: LaidOutGraph, group: StepGroup, way: PassLevel) -> dict[str, list[Layout]]:
     """Return the layouts in which one way reads what it does not make."""
     results = {tensor.name for node in group.nodes[way] for tensor in node.outputs}
     layouts_read: dict[str, list[Layout]] = {}
-    for tensor, layout in _reads(graph, group.nodes[way]):
+    for tensor, layout in computed_reads(graph, group.nodes[way]):
         if tensor.name not in results:
             layouts_read.setdefault(tensor.name, []).append(layout)
     return layouts_read
-
-
-def _reads(graph: LaidOutGraph, nodes: tuple[gs.Node, ...]) -> Iterator[tuple[gs.Tensor, Layout]]:
-    """Yield what nodes read that has to be computed, and in which layout."""
-    for node in nodes:
-        for tensor, layout in zip(node.inputs, graph.decisions[node.name].inputs, strict=True):
-            is_known = not tensor.name or graph.facts.fixed_value(tensor.name) is not None
-            if not (is_known or isinstance(tensor, gs.Constant) or node.op in ("Shape", "Size")):
-                yield tensor, layout
-
-
-def _levels(nodes: tuple[gs.Node, ...], joint: set[str]) -> dict[str, int]:
-    """Return how many collectives of a way, of the `joint` tensors, have to end before each is there."""
-    level: dict[str, int] = {}
-    for node in nodes:
-        behind = [level[t.name] + (t.name in joint) for t in node.inputs if t.name in level]
-        level.update((tensor.name, max(behind, default=0)) for tensor in node.outputs)
-    return level
-
-
-def _communicated(
-    graph: LaidOutGraph, sizes: LocalSizes, nodes: tuple[gs.Node, ...], awaited: set[str]
-) -> Iterator[tuple[str, CollectiveKind, tuple[int, ...], int]]:
-    """Yield tensors that are summed or laid out otherwise within the group: how, along which axes, bytes.
-
-    What nobody awaits goes along with gradients.
-    """
-    results = awaited.intersection(tensor.name for node in nodes for tensor in node.outputs)
-    summed: dict[tuple[str, Placement], list[int]] = {}
-    for tensor, axis in sorted(graph.made_whole):
-        if tensor in results and graph.meshes.size(graph.layout(tensor).site, axis) > 1:
-            summed.setdefault((tensor, graph.layout(tensor).along(axis)), []).append(axis)
-    for (tensor, _), along in summed.items():
-        yield tensor, "all_reduce", tuple(along), sizes.local_nbytes(tensor, graph.layout(tensor))
-    seen: set[tuple[str, Transfer]] = set()
-    for read, target in _reads(graph, nodes):
-        for transfer in reshard(graph, read.name, target) if read.name in results else ():
-            kind, axes = _collective_of(transfer), _changed_axes(graph.meshes, transfer)
-            if kind is None or not axes or (read.name, transfer) in seen:
-                continue
-            seen.add((read.name, transfer))
-            ends = [sizes.local_nbytes(read.name, end) for end in (transfer.source, transfer.target)]
-            yield read.name, kind, axes, max(0, ends[1] - ends[0]) if kind == "shift" else max(ends)
-
-
-def _collective_of(transfer: Transfer) -> CollectiveKind | None:
-    """Return what ranks do together in a step of a tensor's way; None: nothing, or a sum of all."""
-    match transfer.kind:
-        case "ReduceScatter":
-            return "reduce_scatter"
-        case "AllGather":
-            return "all_gather"
-        case "Widen":
-            is_local = isinstance(transfer.source.along(transfer.axis), Replicate)
-            return None if is_local else "shift"
-        case "Exchange":
-            return "shift" if transfer.target.overlapping() else "all_to_all"
-    return None
-
-
-def _changed_axes(meshes: Meshes, transfer: Transfer) -> tuple[int, ...]:
-    source, target = transfer.source, transfer.target
-    return tuple(
-        axis
-        for axis in range(meshes.axes)
-        if source.along(axis) != target.along(axis) and meshes.size(target.site, axis) > 1
-    )
