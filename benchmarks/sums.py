@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,14 +35,15 @@ from partc.cost.network.two_level import network_groups_of
 from partc.runtime.engines.engine import find_mpiexec, rank_environment
 from partc.runtime.plan.program import Kind, Start
 from partc.runtime.transports.communication import Dense, Part
+from partc.runtime.transports.sum_levels import by_host
 
 WARM_UP = 2
 NAMES = Names("psum", "10.213.9")
-WAYS: dict[str, tuple[tuple[Kind, str], ...]] = {
-    "flat": (("all_reduce", "workers"),),
-    "levels": (("reduce", "host_workers"), ("all_reduce", "leaders"), ("broadcast", "host_workers")),
-    "scatter": (("reduce_scatter", "workers"),),
-    "gather": (("all_gather", "workers"),),
+WAYS: dict[str, Kind] = {
+    "flat": "all_reduce",
+    "levels": "all_reduce",
+    "scatter": "reduce_scatter",
+    "gather": "all_gather",
 }
 
 
@@ -113,8 +115,12 @@ def _be_rank(folder: Path, rounds: int) -> None:
     world, asked = MPI.COMM_WORLD, json.loads((folder / "asked.json").read_text())
     groups = {name: tuple(map(tuple, members)) for name, members in asked["groups"].items()}
     ranks = [SimpleNamespace(rank=number, host=host) for number, host in enumerate(asked["hosts"])]
-    scattering = Start(0, "reduce_scatter", "workers", "worker", "worker", (), ())
-    plan: Any = SimpleNamespace(groups=groups, ranks=ranks, instructions=[scattering])
+    starts = [
+        Start(0, kind, "workers", "worker", "worker", (), (), by_levels=way == "levels")
+        for way, kind in WAYS.items()
+    ]
+    plan: Any = SimpleNamespace(groups=groups, ranks=ranks, instructions=starts)
+    hosts = by_host(groups["workers"][0], dict(enumerate(asked["hosts"])))
     transport = MPITransport(plan, world)
     told: dict[str, dict[str, list[float]]] = {}
     for number in range(WARM_UP + rounds):
@@ -123,10 +129,9 @@ def _be_rank(folder: Path, rounds: int) -> None:
                 value = np.ones(nbytes // 4, np.float32)
                 _meet(world)
                 sent, begun_s = _sent_bytes(asked["interface"]), time.perf_counter()
-                for kind, group in WAYS[way]:
-                    part = _part(kind, groups[group], world.rank, value)
-                    if part is not None:
-                        _await(transport.start(part).done)
+                part = _part(WAYS[way], groups["workers"][0], world.rank, value)
+                part = replace(part, hosts=hosts if way == "levels" else ())
+                _await(transport.start(part).done)
                 passed_s = time.perf_counter() - begun_s
                 _meet(world)
                 if number >= WARM_UP:
@@ -136,10 +141,7 @@ def _be_rank(folder: Path, rounds: int) -> None:
     (folder / f"rank-{world.rank}.json").write_text(json.dumps(told))
 
 
-def _part(kind: Kind, lines: tuple[tuple[int, ...], ...], rank: int, value: np.ndarray) -> Part | None:
-    members = next((line for line in lines if rank in line), None)
-    if members is None:
-        return None
+def _part(kind: Kind, members: tuple[int, ...], rank: int, value: np.ndarray) -> Part:
     position = members.index(rank)
     ends = [value.size * i // len(members) for i in range(len(members) + 1)]
     counts = tuple(b - a for a, b in pairwise(ends))

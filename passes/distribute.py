@@ -17,7 +17,7 @@ from partc.passes.layouts.configuration import Configuration, Wish, data_paralle
 from partc.passes.layouts.decide_on_servers import NotServable
 from partc.passes.layouts.decisions import Decision
 from partc.passes.layouts.laid_out_graph import LaidOutGraph, Synchronised
-from partc.passes.layouts.layouts import REPLICAS, Layout, Placement, Split
+from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, Placement, Split
 from partc.passes.layouts.propagate_layouts import propagate_layouts
 from partc.passes.lowering.lower import lower
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -143,10 +143,14 @@ def _divide_samples(
                 analysis, parts, next((sample_nodes[n] for n in names if n in sample_nodes), "ops")
             )
             alone = lay_out(analysis, {}, data_parallel(parts))
-            samples[parts] = {name: _wish_for_samples(own) for name, own in alone.decisions.items()}
+            samples[parts] = {
+                name: wish
+                for name, own in alone.decisions.items()
+                if (wish := _wish_for_samples(own)) is not None
+            }
         for name in names:
-            wish = samples[parts].get(name, Wish(None))
-            if name in all_of or wish.split is not None:
+            wish = samples[parts].get(name)
+            if wish is not None and (name in all_of or wish.split is not None):
                 wishes.setdefault(name, {}).setdefault(REPLICAS, replace(wish, at=sample_nodes.get(name, "")))
     return replace(configuration, wishes=wishes)
 
@@ -161,12 +165,15 @@ def _check_has_samples(analysis: Analysis, parts: int, at: str) -> None:
         )
 
 
-def _wish_for_samples(decision: Decision) -> Wish:
-    """Return what data parallelism divides of a node: of its output, or of an operand that it sums."""
+def _wish_for_samples(decision: Decision) -> Wish | None:
+    """Return what data parallelism divides of a node: of its output, or of an operand that it sums.
+
+    None where it adds sums that are still to be made: they are made behind it.
+    """
     for operand, layout in ((None, decision.outputs[0]), *enumerate(decision.inputs)):
         if isinstance(split := layout.along(REPLICAS), Split):
             return Wish(split, operand)
-    return Wish(None)
+    return None if isinstance(decision.outputs[0].along(REPLICAS), Partial) else Wish(None)
 
 
 def _divided(graph: LaidOutGraph) -> list[dict[str, Split]]:

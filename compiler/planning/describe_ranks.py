@@ -1,6 +1,5 @@
 """What every rank of a plan has of its own: where it runs, whom it meets, and what it holds."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
@@ -10,7 +9,7 @@ from partc.passes.layouts.boxes import box_of
 from partc.passes.layouts.layouts import MICROBATCHES, WORKER
 from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
-from partc.passes.scheduling.levels import name_levels, name_way
+from partc.passes.scheduling.levels import name_way
 from partc.passes.scheduling.make_program import Program
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import IDLE, Instruction, Rank, Site, Slice, Start
@@ -32,31 +31,7 @@ def describe_groups(
 ) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return the ranks that meet under each name."""
     groups = {name: tuple(filter(None, members)) for name, members in groups_of(cluster).items()}
-    of_meshes = _mesh_groups(lowered, groups["workers"][0], instructions)
-    return groups | of_meshes | _level_groups(of_meshes, cluster, instructions)
-
-
-def _level_groups(
-    groups: RankGroups, cluster: Cluster, instructions: Iterable[Instruction]
-) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the members of groups on each host, and the first of each, where sums go by these levels."""
-    host_of = {rank.rank: rank.host for rank in ranks_of(cluster)}
-    used = {instruction.group for instruction in instructions if isinstance(instruction, Start)}
-    levels: dict[str, tuple[tuple[int, ...], ...]] = {}
-    for name, lines in groups.items():
-        here, leaders = name_levels(name)
-        if here in used:
-            of_lines = [_by_host(line, host_of) for line in lines]
-            levels[here] = tuple(members for hosts in of_lines for members in hosts)
-            levels[leaders] = tuple(tuple(first for first, *_ in hosts) for hosts in of_lines)
-    return levels
-
-
-def _by_host(line: Sequence[int], host_of: Mapping[int, str]) -> tuple[tuple[int, ...], ...]:
-    hosts: dict[str, list[int]] = defaultdict(list)
-    for rank in line:
-        hosts[host_of[rank]].append(rank)
-    return tuple(map(tuple, hosts.values()))
+    return groups | _mesh_groups(lowered, groups["workers"][0], instructions)
 
 
 def _mesh_groups(

@@ -39,8 +39,6 @@ SHORT = {
 
 _WHOM = {
     "workers": "all workers",
-    "host_workers": "the workers of each host",
-    "leaders": "the first workers of all hosts",
     "servers": "all servers",
     "host": "each host\u2019s workers and server",
 }
@@ -94,16 +92,15 @@ class MessageNames:
             return self._tell_rows(start)
         if start.kind == "all_gather_rows":
             return self._tell_gathered(start)
-        subject, operation = self.subject(start), start.label.partition(" ")[0]
+        subject = self.subject(start)
         whom = _WHOM.get(start.group, _along(start))
         match start.kind:
             case "all_reduce":
                 verb = {"sum": "sum", "max": "find the largest of", "min": "find the smallest of"}
-                return f"{verb[start.reduction]} {subject} over {whom}"
+                levels = ", within hosts first" if start.by_levels else ""
+                return f"{verb[start.reduction]} {subject} over {whom}{levels}"
             case "reduce":
-                where = "server" if start.receivers == "server" else "first worker"
-                axes = "" if start.group in _WHOM else f" {_axes(start)}"
-                return f"sum {subject} on each host\u2019s {where}{axes}"
+                return f"sum {subject} on each host\u2019s server"
             case "reduce_scatter":
                 where = "at the servers that own it" if start.receivers == "server" else "each rank its part"
                 return f"sum {subject}, {where}"
@@ -112,7 +109,7 @@ class MessageNames:
                     return f"collect {subject} from the servers that own it, on all servers"
                 return f"collect the parts of {subject} on {whom}"
             case "broadcast":
-                return f"hand {'the sum of ' * (operation == 'AllReduce')}{subject} to {_receivers(start)}"
+                return f"hand {subject} to {_receivers(start)}"
             case "shift_ahead" | "shift_back":
                 neighbour = "next" if start.kind == "shift_ahead" else "previous"
                 return f"hand the border of {subject} to the {neighbour} rank"
@@ -282,25 +279,20 @@ def _within_a_sentence(words: str) -> str:
 
 
 def _along(start: Start) -> str:
-    """Name the ranks of a mesh that meet along one of its axes, or several, or each host's first of them."""
-    if not _axes(start):
-        return f"the ranks of {start.senders}"
-    ranks = "hosts\u2019 first ranks" if start.group.endswith("/leaders") else "ranks"
-    return f"the {ranks} {_axes(start)}"
+    """Name the ranks of a mesh that meet along one of its axes, or several."""
+    return f"the ranks {_axes(start)}" if _axes(start) else f"the ranks of {start.senders}"
 
 
 def _axes(start: Start) -> str:
     """Name the axes of a mesh along which ranks meet, empty where they meet otherwise."""
-    site, _, axes = start.group.partition("/")[0].partition(".")
+    site, _, axes = start.group.partition(".")
     of = "" if site == "worker" else f" of {site}"
     return f"along {axes.replace('*', ' and ')}{of}" if axes else ""
 
 
 def _receivers(start: Start) -> str:
-    if start.group in ("host", "host_workers"):
+    if start.group == "host":
         return "the workers of each host"
-    if start.group.endswith("/host"):
-        return f"the ranks {_axes(start)} on each host"
     return {"worker": "all workers", "server": "the servers"}.get(start.receivers, start.receivers)
 
 

@@ -3,7 +3,7 @@
     flat     all_reduce       of the line
     levels   reduce           of its members on each host, at the first of them
              all_reduce       of these
-             broadcast        of its members on each host
+             broadcast        of its members on each host, all begun at once: nobody waits between
 
 A short sum is flat: MPI takes its levels within the one collective. A long one crosses a host's link for each
 member on the host if it is flat, and once by levels. Lines that lie otherwise on hosts, such as those along
@@ -46,25 +46,32 @@ def goes_by_levels(network: Network, lines: Lines, message_bytes: float, is_roun
 def is_sooner_by_levels(network: Network, lines: Lines, message_bytes: float, is_rounded: bool) -> bool:
     """Tell whether sums along all lines, at the same time, take less level by level than flat."""
     families, way = known_families(network, lines), rounded_all_reduce if is_rounded else all_reduce
-    by_levels, flat = (take(network, families, message_bytes, way) for take in (_by_levels, _flat))
+    by_levels, flat = (_along(network, families, message_bytes, way, level) for level in (True, False))
     return seconds_of(network, by_levels) < seconds_of(network, flat)
 
 
 def all_reduce_along(network: Network, lines: Lines, message_bytes: float) -> Phases:
-    """Sum along all lines at the same time, in the way that is chosen.
+    """Sum along all lines at the same time, in the way that is chosen."""
+    by_levels = goes_by_levels(network, lines, message_bytes)
+    return _along(network, known_families(network, lines), message_bytes, all_reduce, by_levels)
 
-    By levels, the latency holds what two communications more cost those who begin them.
+
+def all_reduce_of(
+    network: Network, line: Sequence[str], message_bytes: float, way: AllReduce, by_levels: bool
+) -> Phases:
+    """Sum among the members of a line in some way, or by levels of which the middle one is in this way.
+
+    By levels, the latency holds what two communications more take to be begun.
     """
-    take = _by_levels if goes_by_levels(network, lines, message_bytes) else _flat
-    return take(network, known_families(network, lines), message_bytes, all_reduce)
-
-
-def _flat(network: Network, families: Sequence[Family], message_bytes: float, way: AllReduce) -> Phases:
-    return in_every(network, families, lambda line: way(network, line, message_bytes))
-
-
-def _by_levels(network: Network, families: Sequence[Family], message_bytes: float, way: AllReduce) -> Phases:
-    first, *rest = in_every(
-        network, families, lambda line: all_reduce_by_levels(network, line, message_bytes, way)
-    )
+    if not by_levels:
+        return way(network, line, message_bytes)
+    first, *rest = all_reduce_by_levels(network, line, message_bytes, way)
     return replace(first, latency_s=first.latency_s + 2 * PER_COMMUNICATION_S), *rest
+
+
+def _along(
+    network: Network, families: Sequence[Family], message_bytes: float, way: AllReduce, by_levels: bool
+) -> Phases:
+    return in_every(
+        network, families, lambda line: all_reduce_of(network, line, message_bytes, way, by_levels)
+    )

@@ -6,6 +6,7 @@ from math import prod
 import numpy as np
 
 from partc.cost.network import collectives
+from partc.cost.network.sums import all_reduce_of
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases
 from partc.runtime.plan.moves import shape_of
@@ -14,7 +15,7 @@ from partc.runtime.plan.program import Rank, Start
 
 def what_moves(start: Start) -> Hashable:
     """Return what all communications of a plan have in common that move the same between the same ranks."""
-    sends = start.kind, start.payload_bytes, start.counts, start.rounds_to
+    sends = start.kind, start.payload_bytes, start.counts, start.rounds_to, start.by_levels
     return start.group, start.senders, start.receivers, sends, id(start.exchange)
 
 
@@ -29,10 +30,10 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
     sends = [payload if start.senders in member.sites else 0 for member in members]
     takes = [start.receivers in member.sites for member in members]
     match start.kind:
-        case "all_reduce" if start.rounds_to:
-            return collectives.rounded_all_reduce(network, ends, 2 * payload)
         case "all_reduce":
-            return collectives.all_reduce(network, ends, payload)
+            way = collectives.rounded_all_reduce if start.rounds_to else collectives.all_reduce
+            whole = 2 * payload if start.rounds_to else payload
+            return all_reduce_of(network, ends, whole, way, start.by_levels)
         case "reduce":
             return collectives.reduce(network, ends, payload)
         case "broadcast":

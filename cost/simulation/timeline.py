@@ -9,6 +9,7 @@ Ranks meet their communications in the plan's one order, so one pass over the in
 them all: first issued, first served. A Run lasts what its work is priced at (roofline.py), or what
 its segment was measured to take.
 A communication takes a little of each member's own time; what one server alone gives its host is copied.
+Who sums by levels begins the next sum while links carry this one on.
 Where a host has fewer cores than its ranks at work have threads, each computes in proportion longer; who
 waits leaves its core to others. Bytes in memory are moved by a core: where a host has none to spare, a rank
 computes so much longer while they move, or they move while it waits. Left out: ranks that compete for caches;
@@ -126,6 +127,7 @@ class PlayedTraffic:
     flows       of all its groups
     seconds     from begin to end
     lanes, occupied_s   int64[groups, lanes of one], float64[lanes of one]: in use, and how long
+    busy_s      from begin until its members may begin the next: a sum by levels is handed on meanwhile
     moving_s    float64[members]: how long each member's bytes move in memory
     own_s       what a member does itself to begin and end it
     payload_bytes   int64[ranks]: what each contributes
@@ -135,6 +137,7 @@ class PlayedTraffic:
     seconds: float
     lanes: Numbers
     occupied_s: Array
+    busy_s: float
     moving_s: Array
     own_s: float
     payload_bytes: Numbers
@@ -268,7 +271,8 @@ class Play:
         self.moving[ranks] += carried.moving_s * self.cores.share_of_movers[ranks]
         self.due[start.tag_id][ranks] = self.moving[ranks]
         self.lanes[carried.lanes] = begin[:, np.newaxis] + carried.occupied_s
-        self.busy[ranks] = self.done[start.tag_id][ranks] = stop[:, np.newaxis]
+        self.busy[ranks] = (stop - carried.seconds + carried.busy_s)[:, np.newaxis]
+        self.done[start.tag_id][ranks] = stop[:, np.newaxis]
         self.bars.append(
             Bars(
                 "communication",
@@ -288,11 +292,13 @@ class Play:
         lanes, occupied_s = self._occupied(family, loads)
         memory = self.network.memory_lane[family.ends[0]]
         sends = [start.payload_bytes if start.senders in rank.sites else 0 for rank in first]
+        seconds = seconds_of(self.network, phases)
         return PlayedTraffic(
             tuple(flows for phase in repeated(self.network, family, phases) for flows in phase.flows),
-            seconds_of(self.network, phases),
+            seconds,
             lanes,
             occupied_s,
+            float(occupied_s.max(initial=0.0)) if start.by_levels else seconds,
             loads[memory] / self.network.bytes_per_s[memory],
             self._own_s(start, first),
             _compact(np.tile(np.array(sends, np.int64), len(ranks))),

@@ -1,6 +1,6 @@
 """How a communication crosses the cluster, level by level: within hosts, among hosts, back.
 
-AllReduce   reduce to the host's first worker, all-reduce among these, broadcast in the host; or among all
+AllReduce   among all, or by levels of its own: to the host's first worker, among these, back
 Push        reduce to the host's server, reduce-scatter among servers to the owners
 Pull        all-gather among servers, broadcast in the host
 ToServers   the host's first worker tells its server        ToWorkers   broadcast in the host
@@ -10,7 +10,7 @@ rows        gathered on the host's server, exchanged among servers, scattered in
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -55,11 +55,6 @@ def name_way(source: Site, target: Site) -> str:
     return f"{source}>{target}"
 
 
-def name_levels(group: str) -> tuple[str, str]:
-    """Return the names of what a group of workers is made of: its members on each host, the first of each."""
-    return ("host_workers", "leaders") if group == "workers" else (f"{group}/host", f"{group}/leaders")
-
-
 @dataclass(frozen=True, slots=True)
 class HostGrid:
     """The two levels of a cluster.
@@ -90,6 +85,7 @@ class Collective:
     label: str = ""
     exchange: Exchange | None = None
     rounds_to: Rounding = ""
+    by_levels: bool = False
 
 
 def levels_of(
@@ -159,10 +155,16 @@ def _group(site: Site, axes: tuple[int, ...], meshes: Meshes) -> str:
 
 
 def _bucket_levels(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> list[Collective]:
-    return [_bucket_level(bucket, *level) for level in _ways_of_bucket(bucket, topology, meshes)]
+    by_levels = (
+        bucket.op == "AllReduce"
+        and bucket.site != "server"
+        and topology.goes_by_levels(bucket.site, bucket.axes, bucket.nbytes, bool(bucket.rounds_to))
+    )
+    levels = [_bucket_level(bucket, *level) for level in _ways_of_bucket(bucket, meshes)]
+    return [replace(level, by_levels=True) for level in levels] if by_levels else levels
 
 
-def _ways_of_bucket(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> tuple[CollectiveShape, ...]:
+def _ways_of_bucket(bucket: Bucket, meshes: Meshes) -> tuple[CollectiveShape, ...]:
     """Return the way of each collective that carries a bucket, in order."""
     if bucket.op in BETWEEN_LEVELS:
         return BETWEEN_LEVELS[bucket.op]
@@ -176,14 +178,7 @@ def _ways_of_bucket(bucket: Bucket, topology: HostGrid, meshes: Meshes) -> tuple
     if bucket.op in IN_PIECES:
         return (("reduce_scatter" if bucket.op == "ReduceScatter" else "all_gather", group, site, site),)
     assert bucket.op == "AllReduce", bucket.op
-    if not topology.goes_by_levels(site, bucket.axes, bucket.nbytes, bool(bucket.rounds_to)):
-        return (("all_reduce", group, site, site),)
-    here, leaders = name_levels(group)
-    return (
-        ("reduce", here, site, site),
-        ("all_reduce", leaders, site, site),
-        ("broadcast", here, site, site),
-    )
+    return (("all_reduce", group, site, site),)
 
 
 def _bucket_level(bucket: Bucket, kind: Kind, group: str, senders: Site, receivers: Site) -> Collective:

@@ -302,6 +302,7 @@ class ProgramMaker:
                 rows=self._row_shapes(level),
                 exchange=level.exchange,
                 rounds_to=level.rounds_to,
+                by_levels=level.by_levels,
             )
         )
 

@@ -30,6 +30,7 @@ from partc.runtime.plan.program import (
     members_of,
 )
 from partc.runtime.transports.communication import ROW_KINDS, Part, part_of, stays_the_same
+from partc.runtime.transports.sum_levels import by_host
 from partc.runtime.transports.transport import Handle, Transport
 
 
@@ -91,6 +92,8 @@ class Executor:
     ) -> None:
         self._rank = rank
         self._members = {group: members_of(plan, group, rank) for group in rank.groups}
+        host_of = {rank.rank: rank.host for rank in plan.ranks}
+        self._hosts = {group: by_host(members, host_of) for group, members in self._members.items()}
         self._observe = observe
         self._enter = enter
         self.environment = environment
@@ -172,7 +175,8 @@ class Executor:
     def _part_of(self, index: int, start: Start) -> Part:
         if index in self._parts:
             return self._parts[index]
-        part = part_of(start, self._rank, self._members[start.group], self.environment)
+        group = start.group
+        part = part_of(start, self._rank, self._members[group], self.environment, self._hosts[group])
         if stays_the_same(part, self.environment):
             self._parts[index] = part
         return part

@@ -153,6 +153,7 @@ class Start(Record, frozen=True, tag="start", omit_defaults=True):
     rows: tuple[RowShape, ...] = ()  # of row kinds, one per value; empty: as the senders tell
     exchange: Exchange | None = None  # of that kind
     rounds_to: Rounding = ""  # of all_reduce and reduce_scatter: what is sent; it is summed in float32
+    by_levels: bool = False  # of all_reduce: within hosts first, then among their first members, and back
 
 
 class Wait(Record, frozen=True, tag="wait", omit_defaults=True):

@@ -55,6 +55,7 @@ class Part:
     dense: tuple[Dense, ...] = ()
     rows: tuple[Array, ...] = ()  # in host memory, unless it is alone; empty for a member that does not send
     counts: tuple[int, ...] = ()  # rows to every member, where the kind reads counts
+    hosts: tuple[tuple[int, ...], ...] = ()  # of a sum by levels: the members, host by host
 
     @property
     def is_root(self) -> bool:
@@ -104,14 +105,24 @@ class Part:
         return place if 0 <= place < len(self.members) else None
 
 
-def part_of(start: Start, rank: Rank, members: tuple[int, ...], environment: Environment) -> Part:
-    """Collect what `rank` supplies to the communication `start` among `members` from its environment."""
+def part_of(
+    start: Start,
+    rank: Rank,
+    members: tuple[int, ...],
+    environment: Environment,
+    hosts: tuple[tuple[int, ...], ...] = (),
+) -> Part:
+    """Collect what `rank` supplies to the communication `start` among `members` from its environment.
+
+    `hosts`: the members, host by host.
+    """
     position = members.index(rank.rank)
     sends, lands = sends_at(start, rank, members[0]), lands_at(start, rank, members[0])
     if start.kind not in ROW_KINDS:
         resolver = _DenseResolver(start, environment, len(members), position, sends)
         dense = tuple(resolver.resolve(*pair) for pair in zip(start.reads, start.writes, strict=True))
-        return Part(start, members, position, sends, lands, dense=dense)
+        levels = hosts if start.by_levels else ()
+        return Part(start, members, position, sends, lands, dense=dense, hosts=levels)
     if not sends:
         return Part(start, members, position, sends, lands)
     rows, counts = _rows_of(start, environment, len(members))

@@ -115,11 +115,14 @@ def _combine(parts: list[Part], index: int) -> None:
         for member in members:
             _land(member.target, whole)
         return
+    if parts[0].hosts:
+        positions = [[parts[0].members.index(member) for member in here] for here in parts[0].hosts]
+        sources = [_total([sources[position] for position in here], parts[0]) for here in positions]
     if is_rounded(parts[0]):
-        total = sum_of([rounded(part, source) for part, source in zip(parts, sources, strict=True)])
+        total = sum_of([rounded(parts[0], source) for source in sources])
         total = total if start.kind == "reduce_scatter" else rounded(parts[0], total)
     else:
-        total = functools.reduce(_REDUCTIONS[start.reduction], sources)
+        total = _total(sources, parts[0])
     if start.kind == "reduce":
         _land(members[0].target, total)
         return
@@ -127,6 +130,10 @@ def _combine(parts: list[Part], index: int) -> None:
     pieces = np.split(total, cuts) if start.kind == "reduce_scatter" else [total] * len(members)
     for member, piece in zip(members, pieces, strict=True):
         _land(member.target, piece)
+
+
+def _total(sources: list[Array], part: Part) -> Array:
+    return functools.reduce(_REDUCTIONS[part.start.reduction], sources)
 
 
 def _move(parts: list[Part], members: list[Dense]) -> None:

@@ -5,14 +5,16 @@ from contextlib import AbstractContextManager, nullcontext
 from mpi4py import MPI
 
 from partc.runtime.plan.members import are_spread_alike
-from partc.runtime.plan.program import Plan, Start
+from partc.runtime.plan.program import Kind, Plan, Start
 from partc.runtime.transports.communication import ROW_KINDS, Part
 from partc.runtime.transports.host_levels import levels_among
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from partc.runtime.transports.mover import Mover
 from partc.runtime.transports.mpi_dense import DenseHandle
 from partc.runtime.transports.mpi_handle import Group, MPIHandle, Requests
+from partc.runtime.transports.mpi_levels import LevelGroup, LevelsHandle
 from partc.runtime.transports.mpi_rows import RowsHandle
+from partc.runtime.transports.sum_levels import levels_in
 from partc.runtime.transports.transport import Handle, Traffic
 
 LOOKS = 3  # at a time: what MPI moves in one lets it begin the next (docs/decisions/063)
@@ -24,9 +26,10 @@ class MPITransport:
     def __init__(self, plan: Plan, world: MPI.Intracomm) -> None:
         self.traffic = Traffic()
         self._alone = InMemoryTransport(Board())
-        self._under_way: list[MPIHandle] = []
+        self._under_way: list[MPIHandle | LevelsHandle] = []
         self._requests = Requests()
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._levels: dict[tuple[Kind, tuple[int, ...]], LevelGroup] = {}
         self._mover = Mover(self._advance)
         hosts = {rank.rank: rank.host for rank in plan.ranks}
         scattering = {
@@ -50,6 +53,10 @@ class MPITransport:
                     else None
                 )
                 self._groups[members] = Group(first, first.Dup(), self._requests, levels)
+        for kind, members in sorted(levels_in(plan)):
+            if world.rank in members:
+                first = world.Create_group(world.group.Incl(members))
+                self._levels[kind, members] = LevelGroup(Group(first, first.Dup(), self._requests))
 
     def start(self, part: Part) -> Handle:
         """Begin a communication."""
@@ -70,6 +77,10 @@ class MPITransport:
 
     def _start(self, part: Part) -> Handle:
         self.traffic.count(part)
+        if part.hosts:
+            by_levels = LevelsHandle(part, self._levels, self.progress)
+            self._under_way.append(by_levels)
+            return by_levels
         group = self._groups[part.members]
         handle: MPIHandle
         if part.start.kind in ROW_KINDS:

@@ -11,6 +11,7 @@ import numpy as np
 from partc.runtime.transports.communication import ROW_KINDS, SHIFTS, Part
 from partc.runtime.transports.exchanged import Exchanged
 from partc.runtime.transports.rounded_sums import sent_bytes
+from partc.runtime.transports.sum_levels import level_parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -59,6 +60,10 @@ class Traffic:
 
     def count(self, part: Part) -> None:
         """Add one communication that begins."""
+        if part.hosts:
+            for level in level_parts(part):
+                self.count(level)
+            return
         kind = part.start.kind
         self.messages[kind] += 1
         if len(part.members) == 1 or not part.sends:
@@ -78,7 +83,8 @@ class Traffic:
 
     def count_complete(self, part: Part, landed: Sequence[Array]) -> None:
         """Add one communication that is complete; `landed` is what a row kind brought."""
-        self.exchanged.add(part, landed)
+        for each in level_parts(part) if part.hosts else (part,):
+            self.exchanged.add(each, landed)
 
 
 def _share_to_others(part: Part) -> float:

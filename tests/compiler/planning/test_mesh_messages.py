@@ -46,8 +46,8 @@ def ways_of(
                 else import_training_graph(model)
             )
             plan = compile_step(training, folder / name, cluster, strategy, "global").plan
-        groups = {i.group for i in plan.instructions if isinstance(i, Start)}
-        assert by_levels is None or by_levels == any(group.endswith("leaders") for group in groups)
+        go_by_levels = any(i.by_levels for i in plan.instructions if isinstance(i, Start))
+        assert by_levels is None or by_levels == go_by_levels
         return plan.predicted_step_s
 
     chosen, flat, levels = (simulated_s(str(by_levels), by_levels) for by_levels in (None, False, True))

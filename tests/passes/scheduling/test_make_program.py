@@ -39,8 +39,8 @@ def shown(instructions: Sequence[Instruction]) -> list[str]:
         match instruction:
             case Run(site=site):
                 return f"run {site}"
-            case Start(kind=kind, group=group):
-                return f"{kind} {group}"
+            case Start(kind=kind, group=group, by_levels=by_levels):
+                return f"{kind} {group}{' by levels' * by_levels}"
             case Wait():
                 return "wait"
             case _:
@@ -59,16 +59,7 @@ def test_hosts_reduce_locally_then_globally(tmp_path: Path) -> None:
     """Local aggregation (parallax.txt, section 5.3.2)."""
     plan = compiled(tmp_path, "2x4", size=30_000).plan
 
-    assert shown(plan.instructions) == [
-        "run worker",
-        "reduce host_workers",
-        "wait",
-        "all_reduce leaders",
-        "wait",
-        "broadcast host_workers",
-        "wait",
-        "run worker",
-    ]
+    assert shown(plan.instructions) == ["run worker", "all_reduce workers by levels", "wait", "run worker"]
 
 
 def test_short_sums_go_among_all_workers_at_once(tmp_path: Path) -> None:
