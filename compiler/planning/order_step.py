@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 
 from partc.compiler.planning.describe_ranks import OwnedRows
 from partc.compiler.planning.price_messages import MessagePrices
@@ -16,7 +17,7 @@ from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of
 from partc.cost.simulation.roofline import node_s, start_s, work_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
-from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.cut_behind_messages import cut_behind_messages
 from partc.passes.microbatches.find_repeated import Repeated, find_repeated
 from partc.passes.microbatches.join_microbatches import join_microbatches
@@ -30,20 +31,26 @@ from partc.passes.scheduling.bucket_communications import (
     whole_shapes,
 )
 from partc.passes.scheduling.divide_pieces import BucketPiece, divide_pieces
+from partc.passes.scheduling.fill_gaps import fill_gaps
 from partc.passes.scheduling.join_sums import join_sums
 from partc.passes.scheduling.order_by_time import (
+    Workers,
     lead_first,
     order_by_time,
     orders_differ,
     ready_slots,
-    step_s,
+    simulate_items,
 )
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
-from partc.passes.scheduling.schedule import Communication, Item, schedule
+from partc.passes.scheduling.resources import Resources, Time, step_s
+from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
 from partc.passes.scheduling.segment_work import WorkCounter
+from partc.passes.scheduling.sums_first import sums_first
 from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.runtime.plan.program import Recomputed
+
+LEAST_GAIN = 0.99  # of the seconds of the order of the graph: else that is kept
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,8 @@ class OrderedStep:
     repeated    what there is of every micro-batch
     late        buckets that are gathered when they are read
     recomputed  what is computed again, where memory is limited
-    fewer       the turns with no more micro-batches under way than 1F1B has, where there are more
+    fewer       turns that keep less at once, where there are such: with no more micro-batches under way than
+                1F1B has, or in the order of the graph
     """
 
     lowered: LoweredGraph
@@ -75,7 +83,7 @@ def order_step(
     message_s = MessagePrices(lowered, cluster, _slowest_link(cluster))
     seconds = _durations(lowered, cluster, message_s)
     segment_s = _segment_seconds(lowered, cluster, message_s)
-    items, repeated = _in_order(analysis, lowered, rows, cluster, message_s, seconds)
+    orders, repeated = _in_order(analysis, lowered, rows, cluster, message_s, seconds, is_limited)
     overwrites = [(state.value, state.next) for state in lowered.states]
 
     def in_turns(items: Sequence[Item]) -> tuple[list[Turn], list[Turn], set[str]]:
@@ -87,7 +95,9 @@ def order_step(
         quickest = min((each[-1] for each in taken), key=lambda one: one.length_s)
         return taken[0][0].turns, quickest.turns, gathered
 
-    fewer, quickest, gathered = in_turns(items)
+    fewer, quickest, gathered = in_turns(orders[0])
+    if len(orders) > 1:  # what is computed sooner may be kept longer
+        fewer = in_turns(orders[1])[0]
     turns, recomputed = fewer if is_limited else quickest, None
     if strategy.recompute_bytes is not None:
         limit_bytes = strategy.recompute_bytes
@@ -96,7 +106,7 @@ def order_step(
         if before_bytes > limit_bytes:
             cutter = Cutter(lowered, search.sizes, before_bytes)
             if repeated.count == 1:
-                turns, _, gathered = in_turns([piece for item in items for piece in cutter.cut(item)])
+                turns, _, gathered = in_turns([piece for item in orders[0] for piece in cutter.cut(item)])
             else:
                 turns = [Turn(piece, turn.microbatch) for turn in turns for piece in cutter.cut(turn.item)]
             search.fit(turns)
@@ -140,10 +150,12 @@ def _in_order(
     cluster: Cluster,
     message_s: MessagePrices,
     seconds: Callable[[Item], float],
-) -> tuple[list[Item], Repeated]:
-    """Bucket the communications and order what ranks do, by the graph or, where that is quicker, by time.
+    is_limited: bool,
+) -> tuple[Sequence[list[Item]], Repeated]:
+    """Bucket the communications and order what ranks do: by the graph, or otherwise where that is quicker.
 
-    Returns what there is of every micro-batch as well, once pieces are divided.
+    Returns the quickest order, and that of the graph if it is another; and what there is of every
+    micro-batch, once pieces are divided.
     """
     order = {node.name: index for index, node in enumerate(analysis.training.graph.nodes)}
     position_of = {copy: order[node] for copy, node in lowered.original.items()}
@@ -155,17 +167,60 @@ def _in_order(
     )
     join_sums(lowered, in_buckets, position_of, message_s)
     has_times = orders_differ(lowered)
-    buckets = in_buckets(lowered)
-    timed = in_buckets(lowered, slots=ready_slots(lowered, position_of, seconds)) if has_times else {}
-    position_of |= divide_pieces(lowered, _divided_pieces(buckets), position_of)
-    if has_times:
-        position_of = lead_first(lowered, position_of)
+    slots = ready_slots(lowered, position_of, seconds) if has_times else None
+    to_sums = partial(sums_first, node_s=lambda node: seconds(Chunk(lowered.meshes.sites[0], [node])))
+    moves_sums = not is_limited and _moves_sums(lowered)
+    ways = [None, to_sums(lowered, position_of)] if moves_sums else [None]
+    buckets = [in_buckets(lowered, places=places) for places in ways]
+    timed = [in_buckets(lowered, slots=slots, places=places) for places in ways] if has_times else []
+    position_of |= divide_pieces(lowered, _divided_pieces(buckets[0]), position_of)
     repeated = find_repeated(lowered)
-    items = schedule(lowered, buckets, position_of, repeated)
+    places = [position_of, to_sums(lowered, position_of)] if moves_sums else [position_of]
     if has_times:
-        by_time = order_by_time(lowered, timed, position_of, seconds)
-        items = min(items, by_time, key=lambda items: step_s(items, lowered, seconds))
-    return items, repeated
+        places = [lead_first(lowered, each) for each in places]
+    orders = [schedule(lowered, *each, repeated) for each in zip(buckets, places, strict=True)]
+    orders += _orders_by_time(lowered, list(zip(timed, places, strict=False)), seconds, message_s)
+    return _quickest(orders, lowered, cluster, message_s), repeated
+
+
+def _moves_sums(lowered: LoweredGraph) -> bool:
+    """Tell whether nodes may have an order in which sums begin sooner: that of micro-batches is their own."""
+    return (
+        any(is_communication(node) for node in lowered.nodes)
+        and "server" not in lowered.site_of.values()
+        and find_repeated(lowered).count == 1
+    )
+
+
+def _quickest(
+    orders: Sequence[list[Item]], lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices
+) -> Sequence[list[Item]]:
+    """Return the quickest order and the first; the first alone, if no other saves a hundredth."""
+    if len(orders) == 1:
+        return orders
+    segment_s = _segment_seconds(lowered, cluster, message_s)
+    resources = Resources(lowered, chain.from_iterable(orders), segment_s, message_s.lanes)
+    taken_s = [step_s(order, resources) for order in orders]
+    quickest = min(range(len(orders)), key=taken_s.__getitem__)
+    is_worth_it = taken_s[quickest] < LEAST_GAIN * taken_s[0]
+    return [orders[quickest], orders[0]] if is_worth_it else orders[:1]
+
+
+def _orders_by_time(
+    lowered: LoweredGraph,
+    ways: Sequence[tuple[Mapping[str, Bucket], Mapping[str, int]]],
+    seconds: Callable[[Item], float],
+    message_s: MessagePrices,
+) -> list[list[Item]]:
+    """Return orders by two schedules each. `ways`: buckets, and places of nodes."""
+
+    def in_turn(items: Sequence[Item]) -> Sequence[Time]:
+        return simulate_items(items, Workers(lowered), seconds)
+
+    def by_rank(items: Sequence[Item]) -> Sequence[Time]:
+        return fill_gaps(items, Resources(lowered, items, seconds, message_s.lanes))
+
+    return [order_by_time(lowered, *way, times) for times in (in_turn, by_rank) for way in ways]
 
 
 def bucket_bytes(cluster: Cluster) -> int:

@@ -29,3 +29,13 @@ class MessagePrices:
         if self._meshes.issuperset((site, to)):
             return PER_COMMUNICATION_S + self._messages.sent_s(site, to, nbytes)
         return PER_COMMUNICATION_S + nbytes / self._slowest_bytes_per_s
+
+    def lanes(self, message: Communication) -> tuple[int, ...]:
+        """Return the lanes that hold a message up, nothing where wires of its members tell it all."""
+        first = message.nodes[0]
+        site, to = first.attrs.get("site"), first.attrs.get("to")
+        if len(self._meshes) == 1 or site not in self._meshes:
+            return ()
+        if first.op == "AllReduce":
+            return self._messages.sum_lanes(site, first.attrs["axes"])
+        return self._messages.sent_lanes(site, to) if to in self._meshes else ()

@@ -161,11 +161,13 @@ def bucket_communications(
     owned_rows: Mapping[str, tuple[tuple[int, int], ...]],
     limit_bytes: int = BUCKET_BYTES,
     slots: Mapping[str, int] | None = None,
+    places: Mapping[str, int] | None = None,
 ) -> dict[str, Bucket]:
     """Return communication node name -> bucket, for those whose size is known.
 
     whole_shapes  value -> shape of the whole tensor     owned_rows  parameter -> rows per server
     slots         communication -> a number, which those of a bucket have in common
+    places        of communications, in whose order they are put into buckets: else that of the graph
     """
     depth, ahead = depths(lowered), communications_ahead(lowered)
     groups: dict[tuple[object, ...], list[gs.Node]] = {}
@@ -187,6 +189,8 @@ def bucket_communications(
     for nodes in groups.values():
         if nodes[0].op in IN_PIECES:
             nodes.sort(key=lambda node: order[node.name])
+        elif places:
+            nodes.sort(key=lambda node: places[node.name])
     buckets: dict[str, Bucket] = {}
     for nodes in groups.values():
         for chunk in _chunks(nodes, whole_shapes, limit_bytes):

@@ -10,11 +10,12 @@
     by waves   compute  dx  dW  .  .  dx' dW'       by time   compute  dx  dW  dx' dW'
                send     .   .   sum(dx)                       send     .   sum(dx)
 
-Each node takes the workers of its mesh as soon as they are free, of those ready the first of the original
-graph (list scheduling: Graham 1969, "Bounds on multiprocessing timing anomalies"). Nodes that follow each
-other on a mesh are one segment, up to where one waits for a message that the segment's beginning does not,
-or where what they made is worth being sent: it is large, another mesh waits for it, or enough is computed
-while it is under way.
+Two schedules are tried. In one each node takes the workers of its mesh as soon as they are free, of those
+ready the first of the original graph (list scheduling: Graham 1969, "Bounds on multiprocessing timing
+anomalies"); in the other what most comes after goes first, and the rest into gaps (fill_gaps.py). Nodes that
+follow each other on a mesh are one segment, up to where one waits for a message that the segment's beginning
+does not, or where what they made is worth being sent: it is large, another mesh waits for it, or enough is
+computed while it is under way.
 
 In the order of the graph, what others wait for is made, and sent, before what nobody waits for:
 
@@ -34,14 +35,16 @@ from itertools import accumulate
 
 import onnx_graphsurgeon as gs
 
-from partc.cost.cluster.profiles import CPU_START_S, SLOT_S
+from partc.cost.cluster.profiles import SLOT_S
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated
 from partc.passes.scheduling.bucket_communications import Bucket, communications_ahead
+from partc.passes.scheduling.dependencies import dependencies_of
+from partc.passes.scheduling.resources import Seconds, Time
 from partc.passes.scheduling.schedule import SMALL_BYTES, Chunk, Communication, Item, late_nodes, messages_of
 from partc.runtime.plan.program import Site
 
-Seconds = Callable[[Item], float]
+TimesOf = Callable[[Sequence[Item]], Sequence[Time]]  # messages, and nodes one by one
 Takes = Callable[[Item], tuple[object, ...]]  # what is not free for other items meanwhile
 
 
@@ -57,27 +60,15 @@ def ready_slots(lowered: LoweredGraph, position_of: Mapping[str, int], seconds: 
 
 
 def order_by_time(
-    lowered: LoweredGraph, buckets: Mapping[str, Bucket], position_of: Mapping[str, int], seconds: Seconds
+    lowered: LoweredGraph, buckets: Mapping[str, Bucket], position_of: Mapping[str, int], times_of: TimesOf
 ) -> list[Item]:
     """Return segments and messages in order. `position_of`: lowered node -> place in the original."""
     items = _single_items(lowered, buckets, position_of)
-    times = simulate_items(items, Workers(lowered), seconds)
+    times = times_of(items)
     joiner = _Joiner(lowered, list(zip(items, times, strict=True)))
     for number in sorted(range(len(items)), key=lambda number: (times[number].begin_s, number)):
         joiner.add(items[number], times[number].begin_s)
     return joiner.finish()
-
-
-def step_s(items: Sequence[Item], lowered: LoweredGraph, seconds: Seconds) -> float:
-    """Return how long segments and messages take, in their order, messages of a worker one by one."""
-
-    def whole(item: Item) -> float:
-        if isinstance(item, Communication):
-            return seconds(item)
-        return CPU_START_S + sum(seconds(Chunk(item.site, [node])) for node in item.nodes)
-
-    times = simulate_items(items, Workers(lowered, one_by_one=True), whole)
-    return max((time.end_s for time in times), default=0.0)
 
 
 def orders_differ(lowered: LoweredGraph) -> bool:
@@ -95,20 +86,14 @@ def orders_differ(lowered: LoweredGraph) -> bool:
 
 
 class Workers:
-    """Who is busy with an item: a mesh's workers compute, meshes may share them; a message takes wires."""
+    """Who is busy with an item: a mesh's workers compute, meshes may share them; messages all go at once."""
 
-    def __init__(self, lowered: LoweredGraph, one_by_one: bool = False) -> None:
+    def __init__(self, lowered: LoweredGraph) -> None:
         self._workers = {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": ("server",)}
-        self._one_by_one = one_by_one  # messages of a worker; else all go at once
 
     def __call__(self, item: Item) -> tuple[object, ...]:
         """Return what the item takes."""
-        if isinstance(item, Chunk):
-            return self._workers[item.site]
-        if not self._one_by_one:
-            return ()
-        sites = {node.attrs[end] for node in item.nodes for end in ("site", "to") if end in node.attrs}
-        return tuple(sorted({("wire", worker) for site in sites for worker in self._workers[site]}))
+        return self._workers[item.site] if isinstance(item, Chunk) else ()
 
 
 def _crosses(message: Communication) -> bool:
@@ -136,14 +121,6 @@ def _single_items(
 # ---------------------------------------------------------------- the clock
 
 
-@dataclass(frozen=True, slots=True)
-class Time:
-    """When an item begins and ends."""
-
-    begin_s: float
-    end_s: float
-
-
 @dataclass
 class _Queue:
     """What waits for a mesh: what is there by its place, what is yet to come by its time."""
@@ -164,7 +141,8 @@ class _Queue:
 
 def simulate_items(items: Sequence[Item], takes: Takes, seconds: Seconds) -> list[Time]:
     """Return the time of each item: one that stands further ahead comes first, where both are ready."""
-    missing, after = _dependencies(items)
+    dependencies = dependencies_of(items)
+    missing, after = list(dependencies.missing), dependencies.after
     queues: dict[tuple[object, ...], _Queue] = defaultdict(_Queue)  # by what its items take
     free_s: dict[object, float] = defaultdict(float)
     ready_s = [0.0 for _ in items]
@@ -198,19 +176,6 @@ def simulate_items(items: Sequence[Item], takes: Takes, seconds: Seconds) -> lis
         run(number, begin_s)
     assert len(times) == len(items), "items wait for each other"
     return [times[number] for number in range(len(items))]
-
-
-def _dependencies(items: Sequence[Item]) -> tuple[list[int], list[list[int]]]:
-    """Return how many items each waits for, and which wait for it."""
-    makers = {tensor.name: number for number, i in enumerate(items) for n in i.nodes for tensor in n.outputs}
-    missing = [0 for _ in items]
-    after: list[list[int]] = [[] for _ in items]
-    for number, item in enumerate(items):
-        sources = {makers[t.name] for node in item.nodes for t in node.inputs if t.name in makers} - {number}
-        missing[number] = len(sources)
-        for source in sources:
-            after[source].append(number)
-    return missing, after
 
 
 # ---------------------------------------------------------------- segments

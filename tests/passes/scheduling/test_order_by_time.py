@@ -11,7 +11,7 @@ from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strat
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.lowering.lowered_graph import COMMUNICATION_DOMAIN, LoweredGraph, is_communication
-from partc.passes.scheduling.order_by_time import Workers, lead_first, simulate_items
+from partc.passes.scheduling.order_by_time import lead_first, simulate_items
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from partc.runtime.plan.program import Run, Start, Wait
 from tests.builders.plans.compiled_steps import (
@@ -78,32 +78,6 @@ def test_no_worker_does_two_things_and_nothing_begins_before_what_it_reads(seed:
             if worker in WORKERS[one.site]  # type: ignore[union-attr]
         )
         assert all(one[1] <= other[0] for one, other in pairwise(busy))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_messages_of_a_worker_take_turns_and_others_do_not(seed: int) -> None:
-    """Between meshes as along an axis of one: each message has the wires of the workers at its ends."""
-    rng = np.random.default_rng(seed)
-    meshes = Meshes(tuple(Mesh(name, (("data", len(w)),), w) for name, w in WORKERS.items()))
-    ends = [{"site": a, "to": b} if a != b else {"site": a} for a in WORKERS for b in WORKERS]
-    items: list[Item] = []
-    for number in range(40):
-        reads = rng.choice(number, min(number, int(rng.integers(3))), replace=False) if number else []
-        is_sent = rng.random() < 0.5
-        one = item(None if is_sent else rng.choice(list(WORKERS)), str(number), *map(str, reads))
-        one.nodes[0].attrs.update(rng.choice(ends) if is_sent else {})  # type: ignore[arg-type]
-        items.append(one)
-
-    times = simulate_items(items, Workers(LoweredGraph(meshes, []), one_by_one=True), seconds)
-
-    for worker in (0, 1):
-        on_wire = sorted(
-            (time.begin_s, time.end_s)
-            for one, time in zip(items, times, strict=True)
-            if isinstance(one, Communication)
-            and any(worker in WORKERS[site] for site in one.nodes[0].attrs.values())
-        )
-        assert all(one[1] <= other[0] for one, other in pairwise(on_wire))
 
 
 RECURRENCE = """

@@ -1,0 +1,82 @@
+"""Schedule nodes and messages: what most comes after goes first, other things into the gaps.
+
+    the way back through three layers     in the order of the graph     what most comes after first
+    dW ends in a sum, dx is sent          dW3 dx3  .  dW2 dx2  .        dx3 dW3  dx2 dW2  dx1 dW1
+
+An item's rank is the longest way from its beginning to the end of the step. By rank, each takes the first
+time at which all that it takes is free for as long as it lasts, between what is there already too: HEFT for
+tasks whose places are known, with its insertion (Topcuoglu, Hariri and Wu, IEEE TPDS 13 (2002) 260-274,
+section 4).
+"""
+
+import heapq
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Sequence
+
+from partc.cost.cluster.profiles import PER_COMMUNICATION_S
+from partc.passes.scheduling.dependencies import Dependencies, dependencies_of
+from partc.passes.scheduling.resources import Resources, Taken, Time
+from partc.passes.scheduling.schedule import Communication, Item
+
+
+def fill_gaps(items: Sequence[Item], resources: Resources) -> list[Time]:
+    """Return when each item begins and ends."""
+    dependencies = dependencies_of(items)
+    rank_s = _ranks(items, dependencies, resources)
+    cores, wires = _Taken(), _Taken()
+    ready_s = [0.0] * len(items)
+    times: dict[int, Time] = {}
+    missing = list(dependencies.missing)
+    heap = [(-rank_s[number], number) for number, count in enumerate(missing) if not count]
+    heapq.heapify(heap)
+    while heap:
+        number = heapq.heappop(heap)[1]
+        item, seconds = items[number], resources.seconds(items[number])
+        if isinstance(item, Communication):
+            begin_s = wires.take(resources.wires(item), ready_s[number] + PER_COMMUNICATION_S, seconds)
+        else:
+            begin_s = cores.take(resources.cores(item), ready_s[number], seconds)
+        times[number] = Time(begin_s, begin_s + seconds)
+        for following in dependencies.after[number]:
+            ready_s[following] = max(ready_s[following], times[number].end_s)
+            missing[following] -= 1
+            if not missing[following]:
+                heapq.heappush(heap, (-rank_s[following], following))
+    return [times[number] for number in range(len(items))]
+
+
+def _ranks(items: Sequence[Item], dependencies: Dependencies, resources: Resources) -> list[float]:
+    """Return the seconds from the beginning of each item to the end of the step, on the longest way."""
+    rank_s = [0.0] * len(items)
+    for number in reversed(dependencies.in_order()):
+        behind_s = max((rank_s[following] for following in dependencies.after[number]), default=0.0)
+        rank_s[number] = resources.seconds(items[number]) + behind_s
+    return rank_s
+
+
+class _Taken:
+    """When resources are taken."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int, list[tuple[float, float]]] = defaultdict(list)  # sorted
+
+    def take(self, resources: Taken, from_s: float, seconds: float) -> float:
+        """Take resources at the first time at which all are free; return when."""
+        at_s = from_s
+        while (free_s := max(self._free(resource, at_s, seconds) for resource in resources)) > at_s:
+            at_s = free_s
+        for resource in resources:
+            insort(self._taken[resource], (at_s, at_s + seconds))
+        return at_s
+
+    def _free(self, resource: int, from_s: float, seconds: float) -> float:
+        """Return from when on a resource is free for so long."""
+        taken = self._taken[resource]
+        place = bisect_right(taken, (from_s, float("inf")))
+        if place and taken[place - 1][1] > from_s:
+            from_s = taken[place - 1][1]
+        while place < len(taken) and taken[place][0] < from_s + seconds:
+            from_s = max(from_s, taken[place][1])
+            place += 1
+        return from_s

@@ -1,0 +1,75 @@
+"""What goes first, what goes into gaps, and that nothing is done twice at once."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+
+from partc.cost.cluster.profiles import PER_COMMUNICATION_S
+from partc.passes.scheduling.fill_gaps import fill_gaps
+from partc.passes.scheduling.resources import Resources, Time
+from partc.passes.scheduling.schedule import Chunk, Communication, Item
+from tests.builders.graphs.random_items import WORKERS, ends_of, item, random_items
+
+LANES = {("a", "b"): (7,), ("b", "a"): (7,), ("a",): (8,)}
+
+
+def seconds(one: Item) -> float:
+    return 1.0 + int(one.nodes[0].name) % 3 if isinstance(one, Chunk) else 0.5 + PER_COMMUNICATION_S
+
+
+def lanes(message: Communication) -> Iterable[int]:
+    return LANES.get(ends_of(message), ())
+
+
+def do_not_overlap(times: Iterable[Time]) -> bool:
+    in_order = sorted((time.begin_s, time.end_s) for time in times)
+    return all(one[1] <= other[0] for one, other in pairwise(in_order))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nobody_does_two_things_and_nothing_begins_before_what_it_reads(seed: int) -> None:
+    lowered, items = random_items(seed)
+
+    times = fill_gaps(items, Resources(lowered, items, seconds, lanes))
+
+    ends = {one.nodes[0].name: time.end_s for one, time in zip(items, times, strict=True)}
+    both = list(zip(items, times, strict=True))
+    for one, time in both:
+        own_s = PER_COMMUNICATION_S if isinstance(one, Communication) else 0.0
+        assert time.begin_s >= max((ends[read.name] for read in one.nodes[0].inputs), default=0.0) + own_s
+        assert time.end_s - time.begin_s == pytest.approx(seconds(one) - own_s)
+    for kind in (Chunk, Communication):
+        of_kind = [(one, time) for one, time in both if isinstance(one, kind)]
+        for worker in (0, 1):
+            assert do_not_overlap(
+                time for one, time in of_kind if any(worker in WORKERS[end] for end in ends_of(one))
+            )
+    for lane in (7, 8):
+        assert do_not_overlap(
+            time for one, time in both if isinstance(one, Communication) and lane in lanes(one)
+        )
+
+
+def test_what_most_comes_after_goes_first_and_other_things_wait_for_a_gap() -> None:
+    """Of 0, which leads to a sum alone, and 1, whose result b waits for; a waits for b's answer."""
+    items = [
+        item("a", "3"),
+        item("a", "6"),
+        item(None, "sum", "3", ends={"site": "a", "axes": (0,)}),
+        item(None, "sent", "6", ends={"site": "a", "to": "b"}),
+        item("b", "9", "sent"),
+        item(None, "back", "9", ends={"site": "b", "to": "a"}),
+        item("a", "12", "back"),
+    ]
+    lowered, _ = random_items(0)
+
+    def lasts(one: Item) -> float:
+        return 1.0 if isinstance(one, Chunk) else 0.5 + PER_COMMUNICATION_S
+
+    times = fill_gaps(items, Resources(lowered, items, lasts, lambda _: ()))
+
+    begins = {one.nodes[0].name: time.begin_s for one, time in zip(items, times, strict=True)}
+    assert begins["6"] == 0 < begins["3"] == 1 < begins["12"]
+    assert begins["12"] == pytest.approx(3, abs=1e-3)
+    assert begins["sent"] < begins["sum"]
