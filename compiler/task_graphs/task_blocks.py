@@ -6,7 +6,7 @@ is the same whatever these blocks consist of.
 A communication is one task, which takes the time of all its members and lanes at once: it begins when all
 members are ready, of which each takes a little time of its own to begin with. That is of its host, and its
 device computes nothing meanwhile: a segment ends where a communication begins, and what a host launches
-after it goes ahead of nothing that is before it.
+after it goes ahead of nothing that is before it. A sum by levels is two: the second hands it on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -215,10 +215,15 @@ class Draft:
         for number, own in enumerate(moved):
             self._sent += own.nbytes
             self._resources += (beginning[number], communicating[number], own.lanes + lane)
-            self._seconds += (begin_s, np.full(each, own.seconds), own.occupied_s)
+            self._seconds += (begin_s, np.full(each, own.seconds - own.handed_on_s), own.occupied_s)
         self.wait_for_ends(ends, members.ravel(), begun)
         self.wait(OWN, begun, np.repeat(tasks, each))
-        return tasks
+        handed_on_s = np.array([own.handed_on_s for own in moved])
+        if not handed_on_s.any():
+            return tasks
+        handed_on = self.tasks(members[:, 0] + self._prices.handing_on(0), handed_on_s)
+        self.wait(OWN, tasks, handed_on)
+        return handed_on
 
     def collective_along(
         self, place: MeshPlace, kind: CollectiveKind, axes: tuple[int, ...], nbytes: int, ends: Ends

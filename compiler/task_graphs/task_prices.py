@@ -1,14 +1,14 @@
 """What tasks take on a cluster's workers and links: prices of the simulator, remembered."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of, threads_per_core
 from partc.cost.network import collectives
-from partc.cost.network.sums import all_reduce_along
+from partc.cost.network.sums import all_reduce_along, goes_by_levels
 from partc.cost.network.topology import Network, network_of
 from partc.cost.network.traffic import Phases, lane_loads, seconds_of, totals_of
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
@@ -21,12 +21,19 @@ from partc.passes.search.operators.group_collectives import CollectiveKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PricedCommunication:
-    """What a communication takes: its seconds, for how long it occupies which lanes, and the bytes sent."""
+    """What a communication takes.
+
+    seconds              from its beginning to its end
+    lanes, occupied_s    of links, and for how long it occupies each
+    nbytes               that are sent
+    handed_on_s          of the seconds: when its members may begin the next one already
+    """
 
     seconds: float
     lanes: Ints
     occupied_s: Floats
     nbytes: float
+    handed_on_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +88,8 @@ class TaskPrices:
 
     @cached_property
     def resources(self) -> int:
-        """Return how many resources there are: what workers compute, send, lanes, and what hosts launch."""
-        return 3 * len(self.workers) + len(self.network.lanes)
+        """Return how many there are: what workers compute, send, and hand on, lanes, what hosts launch."""
+        return 4 * len(self.workers) + len(self.network.lanes)
 
     def communicating(self, worker: int) -> int:
         """Return the resource that a worker's communications take; computing takes that of its number."""
@@ -92,9 +99,13 @@ class TaskPrices:
         """Return the resource that a lane of the network is."""
         return 2 * len(self.workers) + lane
 
+    def handing_on(self, worker: int) -> int:
+        """Return the resource with which a group, by its first worker, hands sums on within hosts."""
+        return 2 * len(self.workers) + len(self.network.lanes) + worker
+
     def launching(self, worker: int) -> int:
         """Return the resource that launches what a worker computes, and begins its communications."""
-        return 2 * len(self.workers) + len(self.network.lanes) + worker
+        return 3 * len(self.workers) + len(self.network.lanes) + worker
 
     @cached_property
     def limits_bytes(self) -> Floats:
@@ -149,7 +160,10 @@ class TaskPrices:
         key = kind, nbytes, members
         if key not in self._collectives:
             names = [self.workers[member].device for member in members]
-            self._collectives[key] = self._moved(_phases(self.network, kind, nbytes, names))
+            moved = self._moved(_phases(self.network, kind, nbytes, names))
+            if kind == "all_reduce" and goes_by_levels(self.network, (tuple(names),), nbytes):
+                moved = replace(moved, handed_on_s=moved.seconds - float(moved.occupied_s.max(initial=0.0)))
+            self._collectives[key] = moved
         return self._collectives[key]
 
     def collectives(

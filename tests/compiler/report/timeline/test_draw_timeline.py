@@ -113,7 +113,7 @@ def test_ranks_that_do_the_same_share_a_row(all_compiled: dict[str, Compiled]) -
 
     assert len(picture.rows) < 10 < len(large.compilation.plan.ranks)
     assert picture.left_out == 0
-    assert "first worker of each host" in [row.remark for row in picture.rows]
+    assert "48\u00a0workers" in [row.remark for row in picture.rows]
 
 
 def test_a_short_end_behind_the_last_long_computation_has_a_view_of_its_own(on_2x2: Compiled) -> None:
