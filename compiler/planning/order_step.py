@@ -185,11 +185,7 @@ def _in_order(
 
 def _moves_sums(lowered: LoweredGraph) -> bool:
     """Tell whether nodes may have an order in which sums begin sooner: that of micro-batches is their own."""
-    return (
-        any(is_communication(node) for node in lowered.nodes)
-        and "server" not in lowered.site_of.values()
-        and find_repeated(lowered).count == 1
-    )
+    return any(map(is_communication, lowered.nodes)) and find_repeated(lowered).count == 1
 
 
 def _quickest(

@@ -15,6 +15,8 @@ from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 
+SERVER = -1  # all of them: they do the same
+
 Resource = tuple[str, int]  # what it is, and which of them
 Route = tuple[object, ...]  # where an item is: those of one route take the same
 Taken = tuple[int, ...]  # numbers of resources
@@ -38,7 +40,7 @@ class Resources:
     """
 
     def __init__(self, lowered: LoweredGraph, items: Iterable[Item], seconds: Seconds, lanes: Lanes) -> None:
-        self._workers = {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": (-1,)}
+        self._workers = {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": (SERVER,)}
         self._of_item = seconds
         self._seconds: dict[int, float] = {}  # by an item's id
         first_of = {route_of(item): item for item in items}
@@ -53,7 +55,8 @@ class Resources:
     def _all(self, what: str, item: Item) -> set[Resource]:
         if isinstance(item, Chunk):
             return {(what, worker) for worker in self._workers[item.site]}
-        ends = {item.nodes[0].attrs[end] for end in ("site", "to") if end in item.nodes[0].attrs}
+        attributes = item.nodes[0].attrs
+        ends = {attributes[end] for end in ("site", "to") if end in attributes} or self._workers.keys()
         return {(what, worker) for end in ends for worker in self._workers[end]}
 
     def cores(self, item: Item) -> Taken:
