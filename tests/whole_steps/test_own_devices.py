@@ -237,3 +237,24 @@ def test_bytes_of_parts_of_different_sizes_are_those_of_the_largest(tmp_path: Pa
     sums = [i for i in compiled.plan.instructions if isinstance(i, Start) and i.kind == "all_reduce"]
     assert 3 * SIZES[-1] * 8 in [start.payload_bytes for start in sums]
     assert check_bytes(compiled) >= len(sums) > 0
+
+
+def test_terms_of_a_weight_that_steps_share_are_summed_among_ranks_once(tmp_path: Path) -> None:
+    """All operators on all devices, one by one, sum the bytes that data parallelism sums by name."""
+    sizes = {"layers": 2, "steps": 5, "cells": 12, "embedding": 12, "vocab": 40}
+    model = build_model("rnnlm", batch=8, dtype="float64", **sizes)
+    training = import_training_graph(build_training_graph(model, loss="loss", optimizer=SGD(0.1)))
+    divided = OpConfig("*", {"batch": 4}, devices=FOUR)
+    strategies = Strategy(MESH_STRATEGY_FORMAT, "global", {}, ops=(divided,)), "allreduce"
+
+    one_by_one, by_name = (
+        compile_step(training, tmp_path / str(number), "2x2", strategy, "global")
+        for number, strategy in enumerate(strategies)
+    )
+
+    summed = [
+        sum(i.payload_bytes for i in each.plan.instructions if isinstance(i, Start) and i.kind == "all_reduce")
+        for each in (one_by_one, by_name)
+    ]
+    assert summed[0] == summed[1]
+    assert_trains_as_one_device(one_by_one, random_batches(one_by_one.plan, 2, high=40))

@@ -52,7 +52,7 @@ def test_nobody_does_two_things_and_nothing_begins_before_what_it_reads(seed: in
 
 
 def test_what_most_comes_after_goes_first_and_other_things_wait_for_a_gap() -> None:
-    """Of 0, which leads to a sum alone, and 1, whose result b waits for; a waits for b's answer."""
+    """Of 3, which leads to a sum alone, and 6, whose result b waits for; a waits for b's answer."""
     items = [
         item("a", "3"),
         item("a", "6"),
@@ -65,7 +65,9 @@ def test_what_most_comes_after_goes_first_and_other_things_wait_for_a_gap() -> N
     lowered, _ = random_items(0)
 
     def lasts(one: Item) -> float:
-        return 1.0 if isinstance(one, Chunk) else 0.5 + PER_COMMUNICATION_S
+        if isinstance(one, Communication):
+            return 0.5 + PER_COMMUNICATION_S
+        return 3.0 if one.nodes[0].name == "12" else 1.0
 
     times = fill_gaps(items, Resources(lowered, items, lasts, lambda _: ()))
 
