@@ -172,14 +172,15 @@ def _in_order(
     moves_sums = not is_limited and _moves_sums(lowered)
     ways = [None, to_sums(lowered, position_of)] if moves_sums else [None]
     buckets = [in_buckets(lowered, places=places) for places in ways]
-    timed = [in_buckets(lowered, slots=slots, places=places) for places in ways] if has_times else []
+    timed = in_buckets(lowered, slots=slots) if has_times else {}
     position_of |= divide_pieces(lowered, _divided_pieces(buckets[0]), position_of)
     repeated = find_repeated(lowered)
     places = [position_of, to_sums(lowered, position_of)] if moves_sums else [position_of]
     if has_times:
         places = [lead_first(lowered, each) for each in places]
     orders = [schedule(lowered, *each, repeated) for each in zip(buckets, places, strict=True)]
-    orders += _orders_by_time(lowered, list(zip(timed, places, strict=False)), seconds, message_s)
+    if has_times:
+        orders += _orders_by_time(lowered, timed, places[0], seconds, message_s)
     return _quickest(orders, lowered, cluster, message_s), repeated
 
 
@@ -204,11 +205,12 @@ def _quickest(
 
 def _orders_by_time(
     lowered: LoweredGraph,
-    ways: Sequence[tuple[Mapping[str, Bucket], Mapping[str, int]]],
+    buckets: Mapping[str, Bucket],
+    places: Mapping[str, int],
     seconds: Callable[[Item], float],
     message_s: MessagePrices,
 ) -> list[list[Item]]:
-    """Return orders by two schedules each. `ways`: buckets, and places of nodes."""
+    """Return the orders of two schedules."""
 
     def in_turn(items: Sequence[Item]) -> Sequence[Time]:
         return simulate_items(items, Workers(lowered), seconds)
@@ -216,7 +218,7 @@ def _orders_by_time(
     def by_rank(items: Sequence[Item]) -> Sequence[Time]:
         return fill_gaps(items, Resources(lowered, items, seconds, message_s.lanes))
 
-    return [order_by_time(lowered, *way, times) for times in (in_turn, by_rank) for way in ways]
+    return [order_by_time(lowered, buckets, places, times) for times in (in_turn, by_rank)]
 
 
 def bucket_bytes(cluster: Cluster) -> int:

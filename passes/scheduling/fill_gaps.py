@@ -10,7 +10,7 @@ section 4).
 """
 
 import heapq
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -56,10 +56,11 @@ def _ranks(items: Sequence[Item], dependencies: Dependencies, resources: Resourc
 
 
 class _Taken:
-    """When resources are taken."""
+    """When resources are taken: from when to when, one behind the other is one."""
 
     def __init__(self) -> None:
-        self._taken: dict[int, list[tuple[float, float]]] = defaultdict(list)  # sorted
+        self._begins: dict[int, list[float]] = defaultdict(list)
+        self._ends: dict[int, list[float]] = defaultdict(list)
 
     def take(self, resources: Taken, from_s: float, seconds: float) -> float:
         """Take resources at the first time at which all are free; return when."""
@@ -67,16 +68,28 @@ class _Taken:
         while (free_s := max(self._free(resource, at_s, seconds) for resource in resources)) > at_s:
             at_s = free_s
         for resource in resources:
-            insort(self._taken[resource], (at_s, at_s + seconds))
+            self._add(resource, at_s, at_s + seconds)
         return at_s
 
     def _free(self, resource: int, from_s: float, seconds: float) -> float:
         """Return from when on a resource is free for so long."""
-        taken = self._taken[resource]
-        place = bisect_right(taken, (from_s, float("inf")))
-        if place and taken[place - 1][1] > from_s:
-            from_s = taken[place - 1][1]
-        while place < len(taken) and taken[place][0] < from_s + seconds:
-            from_s = max(from_s, taken[place][1])
+        begins, ends = self._begins[resource], self._ends[resource]
+        place = bisect_right(begins, from_s)
+        if place and ends[place - 1] > from_s:
+            from_s = ends[place - 1]
+        while place < len(begins) and begins[place] < from_s + seconds:
+            from_s = ends[place]
             place += 1
         return from_s
+
+    def _add(self, resource: int, begin_s: float, end_s: float) -> None:
+        begins, ends = self._begins[resource], self._ends[resource]
+        place = bisect_right(begins, begin_s)
+        if place < len(begins) and begins[place] == end_s:
+            begins.pop(place)
+            end_s = ends.pop(place)
+        if place and ends[place - 1] == begin_s:
+            ends[place - 1] = end_s
+        else:
+            begins.insert(place, begin_s)
+            ends.insert(place, end_s)

@@ -253,7 +253,9 @@ def test_terms_of_a_weight_that_steps_share_are_summed_among_ranks_once(tmp_path
     )
 
     summed = [
-        sum(i.payload_bytes for i in each.plan.instructions if isinstance(i, Start) and i.kind == "all_reduce")
+        sum(
+            i.payload_bytes for i in each.plan.instructions if isinstance(i, Start) and i.kind == "all_reduce"
+        )
         for each in (one_by_one, by_name)
     ]
     assert summed[0] == summed[1]

@@ -1,4 +1,4 @@
-"""The order that is taken is about as quick as any that was tried, as plans are simulated; gradients go early."""
+"""The order that is taken is about as quick as any that was tried, as plans are simulated."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -59,7 +59,7 @@ CASES = [
 def all_seconds(
     step: str, cluster: str, strategy: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[float, list[float]]:
-    """Return the simulated seconds of the plan as it is, and in each order that was tried, the graph's first."""
+    """Return the simulated seconds of the plan, and in each order that was tried, the graph's first."""
     training = import_training_graph(STEPS[step]())
     taken = compile_step(training, folder / "taken", cluster, strategy, "global").plan.predicted_step_s
     each: list[float] = []
