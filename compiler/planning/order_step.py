@@ -34,6 +34,7 @@ from partc.passes.scheduling.divide_pieces import BucketPiece, divide_pieces
 from partc.passes.scheduling.fill_gaps import fill_gaps
 from partc.passes.scheduling.join_sums import join_sums
 from partc.passes.scheduling.order_by_time import (
+    TimesOf,
     Workers,
     lead_first,
     order_by_time,
@@ -43,7 +44,7 @@ from partc.passes.scheduling.order_by_time import (
 )
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
-from partc.passes.scheduling.resources import Resources, Time, step_s
+from partc.passes.scheduling.resources import Resources, Seconds, Time, step_s
 from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
 from partc.passes.scheduling.segment_work import WorkCounter
 from partc.passes.scheduling.sums_first import sums_first
@@ -179,8 +180,8 @@ def _in_order(
     if has_times:
         places = [lead_first(lowered, each) for each in places]
     orders = [schedule(lowered, *each, repeated) for each in zip(buckets, places, strict=True)]
-    if has_times:
-        orders += _orders_by_time(lowered, timed, places[0], seconds, message_s)
+    schedules = _schedules(lowered, seconds, message_s, is_limited) if has_times else []
+    orders += [order_by_time(lowered, timed, places[0], times_of) for times_of in schedules]
     return _quickest(orders, lowered, cluster, message_s), repeated
 
 
@@ -203,14 +204,10 @@ def _quickest(
     return [orders[quickest], orders[0]] if is_worth_it else orders[:1]
 
 
-def _orders_by_time(
-    lowered: LoweredGraph,
-    buckets: Mapping[str, Bucket],
-    places: Mapping[str, int],
-    seconds: Callable[[Item], float],
-    message_s: MessagePrices,
-) -> list[list[Item]]:
-    """Return the orders of two schedules."""
+def _schedules(
+    lowered: LoweredGraph, seconds: Seconds, message_s: MessagePrices, is_limited: bool
+) -> list[TimesOf]:
+    """Return the schedules that are tried: where memory is limited, the one that keeps to the graph."""
 
     def in_turn(items: Sequence[Item]) -> Sequence[Time]:
         return simulate_items(items, Workers(lowered), seconds)
@@ -218,7 +215,7 @@ def _orders_by_time(
     def by_rank(items: Sequence[Item]) -> Sequence[Time]:
         return fill_gaps(items, Resources(lowered, items, seconds, message_s.lanes))
 
-    return [order_by_time(lowered, buckets, places, times) for times in (in_turn, by_rank)]
+    return [in_turn] if is_limited else [in_turn, by_rank]
 
 
 def bucket_bytes(cluster: Cluster) -> int:

@@ -8,7 +8,7 @@ Resources that are never taken apart from each other count as one.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
@@ -18,7 +18,6 @@ from partc.passes.scheduling.schedule import Chunk, Communication, Item
 SERVER = -1  # all of them: they do the same
 
 Resource = tuple[str, int]  # what it is, and which of them
-Route = tuple[object, ...]  # where an item is: those of one route take the same
 Taken = tuple[int, ...]  # numbers of resources
 Seconds = Callable[[Item], float]
 Lanes = Callable[[Communication], Iterable[int]]
@@ -75,7 +74,7 @@ class Resources:
         return self._seconds[id(item)]
 
 
-def route_of(item: Item) -> Route:
+def route_of(item: Item) -> Hashable:
     """Return what items that take the same have in common."""
     if isinstance(item, Chunk):
         return (item.site,)
@@ -83,13 +82,13 @@ def route_of(item: Item) -> Route:
     return (node.op, *map(node.attrs.get, ("site", "to", "axes")))
 
 
-def _numbered(used: Mapping[Route, Set[Resource]]) -> dict[Route, Taken]:
+def _numbered(used: Mapping[Hashable, Set[Resource]]) -> dict[Hashable, Taken]:
     """Number resources, those of the same users alike; return the numbers of each user."""
-    users: dict[Resource, list[Route]] = defaultdict(list)
+    users: dict[Resource, list[Hashable]] = defaultdict(list)
     for route, resources in used.items():
         for resource in resources:
             users[resource].append(route)
-    numbers: dict[tuple[Route, ...], int] = {}
+    numbers: dict[tuple[Hashable, ...], int] = {}
     number = {resource: numbers.setdefault(tuple(routes), len(numbers)) for resource, routes in users.items()}
     return {route: tuple(sorted({number[each] for each in of})) for route, of in used.items()}
 
