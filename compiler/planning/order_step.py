@@ -171,12 +171,14 @@ def _in_order(
     slots = ready_slots(lowered, position_of, seconds) if has_times else None
     to_sums = partial(sums_first, node_s=lambda node: seconds(Chunk(lowered.meshes.sites[0], [node])))
     moves_sums = not is_limited and _moves_sums(lowered)
-    ways = [None, to_sums(lowered, position_of)] if moves_sums else [None]
-    buckets = [in_buckets(lowered, places=places) for places in ways]
+    sooner = [to_sums(lowered, position_of)] if moves_sums else []
+    buckets = [in_buckets(lowered, places=places) for places in (None, *sooner)]
     timed = in_buckets(lowered, slots=slots) if has_times else {}
-    position_of |= divide_pieces(lowered, _divided_pieces(buckets[0]), position_of)
+    if of_pieces := divide_pieces(lowered, _divided_pieces(buckets[0]), position_of):
+        position_of |= of_pieces
+        sooner = [to_sums(lowered, position_of) for _ in sooner]
     repeated = find_repeated(lowered)
-    places = [position_of, to_sums(lowered, position_of)] if moves_sums else [position_of]
+    places = [position_of, *sooner]
     if has_times:
         places = [lead_first(lowered, each) for each in places]
     orders = [schedule(lowered, *each, repeated) for each in zip(buckets, places, strict=True)]
@@ -194,6 +196,7 @@ def _quickest(
     orders: Sequence[list[Item]], lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices
 ) -> Sequence[list[Item]]:
     """Return the quickest order and the first; the first alone, if no other saves a hundredth."""
+    orders = list({tuple(tuple(map(id, item.nodes)) for item in order): order for order in orders}.values())
     if len(orders) == 1:
         return orders
     segment_s = _segment_seconds(lowered, cluster, message_s)
@@ -267,9 +270,17 @@ def _segment_seconds(
     reads.update(value for _, value, _ in lowered.outputs)
     reads.update(state.next for state in lowered.states)
 
+    known: dict[tuple[int, ...], float] = {}  # by the nodes of a segment, which orders may have in common
+
     def seconds(item: Item) -> float:
         if isinstance(item, Communication):
             return message_s(item)
+        nodes = tuple(map(id, item.nodes))
+        if nodes not in known:
+            known[nodes] = alone_s(item)
+        return known[nodes]
+
+    def alone_s(item: Item) -> float:
         own = Counter(tensor.name for node in item.nodes for tensor in node.inputs)
         made = {tensor.name for node in item.nodes for tensor in node.outputs}
         work = counter.count(item.nodes, {name for name in made if reads[name] > own[name]})
