@@ -11,7 +11,7 @@ from partc.runtime.transports.host_levels import levels_among
 from partc.runtime.transports.in_memory import Board, InMemoryTransport
 from partc.runtime.transports.mover import Mover
 from partc.runtime.transports.mpi_dense import DenseHandle
-from partc.runtime.transports.mpi_handle import Group, MPIHandle, Requests
+from partc.runtime.transports.mpi_handle import Group, MovedHandle, Requests
 from partc.runtime.transports.mpi_levels import LevelGroup, LevelsHandle
 from partc.runtime.transports.mpi_rows import RowsHandle
 from partc.runtime.transports.sum_levels import levels_in
@@ -26,7 +26,7 @@ class MPITransport:
     def __init__(self, plan: Plan, world: MPI.Intracomm) -> None:
         self.traffic = Traffic()
         self._alone = InMemoryTransport(Board())
-        self._under_way: list[MPIHandle | LevelsHandle] = []
+        self._under_way: list[MovedHandle] = []
         self._requests = Requests()
         self._groups: dict[tuple[int, ...], Group] = {}
         self._levels: dict[tuple[Kind, tuple[int, ...]], LevelGroup] = {}
@@ -77,18 +77,15 @@ class MPITransport:
 
     def _start(self, part: Part) -> Handle:
         self.traffic.count(part)
+        handle: MovedHandle
         if part.hosts:
-            by_levels = LevelsHandle(part, self._levels, self.progress)
-            self._under_way.append(by_levels)
-            return by_levels
-        group = self._groups[part.members]
-        handle: MPIHandle
-        if part.start.kind in ROW_KINDS:
-            rows = RowsHandle(part, group, self.progress)
+            handle = LevelsHandle(part, self._levels, self.progress)
+        elif part.start.kind in ROW_KINDS:
+            rows = RowsHandle(part, self._groups[part.members], self.progress)
             self.traffic.counts_bytes[part.start.kind] += rows.header_bytes
             handle = rows
         else:
-            handle = DenseHandle(part, group, self.progress)
+            handle = DenseHandle(part, self._groups[part.members], self.progress)
         self._under_way.append(handle)
         return handle
 

@@ -77,18 +77,13 @@ class Group:
     queue: deque[PendingCollectives] = field(default_factory=deque)
 
 
-class MPIHandle(ABC):
-    """One communication. What it is made of, it gets from a subclass."""
+class MovedHandle(ABC):
+    """A communication under way, which is moved on together with all others."""
 
-    def __init__(self, part: Part, group: Group, progress: Callable[[], None]) -> None:
+    def __init__(self, part: Part, progress: Callable[[], None]) -> None:
         self.part = part
-        self._group = group
         self._progress = progress
         self._complete = False
-        self._chunks = self._begin(group.first)
-        for chunk in self._chunks:
-            group.requests.add(chunk)
-        group.queue.extend(chunk for chunk in self._chunks if chunk.begin_second)
 
     def done(self) -> bool:
         """Move on everything under way; tell whether this is complete."""
@@ -99,6 +94,22 @@ class MPIHandle(ABC):
     def rows(self) -> tuple[Array, ...]:
         """Return one array per write of a row kind. Dense kinds land in their targets."""
         return ()
+
+    @abstractmethod
+    def advance(self) -> bool:
+        """Take the next steps that are due; tell whether all is done."""
+
+
+class MPIHandle(MovedHandle):
+    """One communication in collectives. What it is made of, it gets from a subclass."""
+
+    def __init__(self, part: Part, group: Group, progress: Callable[[], None]) -> None:
+        super().__init__(part, progress)
+        self._group = group
+        self._chunks = self._begin(group.first)
+        for chunk in self._chunks:
+            group.requests.add(chunk)
+        group.queue.extend(chunk for chunk in self._chunks if chunk.begin_second)
 
     def advance(self) -> bool:
         """Take the next steps that are due; tell whether all is done."""
@@ -125,5 +136,5 @@ class MPIHandle(ABC):
     def _begin(self, comm: MPI.Intracomm) -> Sequence[PendingCollectives]:
         """Begin the collectives of all first phases."""
 
-    def _land(self) -> None:  # noqa: B027 (rows lie where they belong)
+    def _land(self) -> None:
         """Put what arrived where it belongs."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from partc.runtime.plan.program import Kind
 from partc.runtime.transports.communication import Part
 from partc.runtime.transports.mpi_dense import DenseHandle
-from partc.runtime.transports.mpi_handle import Array, Group
+from partc.runtime.transports.mpi_handle import Group, MovedHandle
 from partc.runtime.transports.sum_levels import Members, level_parts
 
 
@@ -25,30 +25,18 @@ class LevelGroup:
     queue: deque["LevelsHandle"] = field(default_factory=deque)
 
 
-class LevelsHandle:
+class LevelsHandle(MovedHandle):
     """A sum that goes level by level."""
 
     def __init__(
         self, part: Part, groups: Mapping[tuple[Kind, Members], LevelGroup], progress: Callable[[], None]
     ) -> None:
-        self.part = part
-        self._progress = progress
+        super().__init__(part, progress)
         self._levels = deque((level, groups[level.start.kind, level.members]) for level in level_parts(part))
         for _, group in self._levels:
             group.queue.append(self)
         self._under_way: DenseHandle | None = None
-        self._complete = False
         self.advance()
-
-    def done(self) -> bool:
-        """Move on everything under way; tell whether this is complete."""
-        if not self._complete:
-            self._progress()
-        return self._complete
-
-    def rows(self) -> tuple[Array, ...]:
-        """Return nothing: sums land in their targets."""
-        return ()
 
     def advance(self) -> bool:
         """Take the next level if it is due; tell whether all is done."""
