@@ -248,15 +248,11 @@ def rows_of(
     found, proposals = own.found(list(states.values()), budget_s, seed)
     found_s = time.monotonic() - begun_s
     print(f"{own.name}: {len(own.groups)} groups, {proposals} proposals", file=sys.stderr, flush=True)
-    tried = [(state, own.row("found", state, found_s)) for state in (*found, *states.values())]
+    before = [(state, own.row(system, state, took[system])) for system, state in states.items()]
+    tried = [*before, *((state, own.row("found", state, found_s)) for state in found)]
     best, quickest = min(((s, row) for s, row in tried if row is not None), key=lambda each: each[1].step_s)
-    of_states = zip(states.items(), tried[len(found) :], strict=True)
-    rows = [
-        replace(row, system=system, search_s=took[system])
-        for (system, _), (_, row) in of_states
-        if row is not None
-    ]
-    return [*rows, quickest], best
+    rows = [row for _, row in before if row is not None]
+    return [*rows, replace(quickest, system="found", search_s=found_s)], best
 
 
 def show(rows: Sequence[Row]) -> None:

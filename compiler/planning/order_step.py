@@ -97,7 +97,7 @@ def order_step(
         return taken[0][0].turns, quickest.turns, gathered
 
     fewer, quickest, gathered = in_turns(orders[0])
-    if len(orders) > 1:  # what is computed sooner may be kept longer
+    if len(orders) > 1 and not is_limited:  # what is computed sooner may be kept longer
         fewer = in_turns(orders[1])[0]
     turns, recomputed = fewer if is_limited else quickest, None
     if strategy.recompute_bytes is not None:

@@ -24,7 +24,7 @@ def fill_gaps(items: Sequence[Item], resources: Resources) -> list[Time]:
     """Return when each item begins and ends."""
     dependencies = dependencies_of(items)
     rank_s = _ranks(items, dependencies, resources)
-    cores, wires = _Taken(), _Taken()
+    cores, wires = _Occupied(), _Occupied()
     ready_s = [0.0] * len(items)
     times: dict[int, Time] = {}
     missing = list(dependencies.missing)
@@ -55,7 +55,7 @@ def _ranks(items: Sequence[Item], dependencies: Dependencies, resources: Resourc
     return rank_s
 
 
-class _Taken:
+class _Occupied:
     """When resources are taken: from when to when, one behind the other is one."""
 
     def __init__(self) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from partc.runtime.transports.sum_levels import by_host
+
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -29,13 +31,11 @@ def levels_among(comm: MPI.Intracomm, hosts: Sequence[str]) -> HostLevels | None
 
     `hosts`: each member's. All members of the group must call this, in one order with other groups.
     """
-    on_host: dict[str, list[int]] = {}
-    for position, host in enumerate(hosts):
-        on_host.setdefault(host, []).append(position)
-    counts = {len(positions) for positions in on_host.values()}
+    on_host = by_host(range(len(hosts)), dict(enumerate(hosts)))
+    counts = {len(positions) for positions in on_host}
     if len(on_host) == 1 or len(counts) > 1 or counts == {1}:
         return None
-    order = np.array([*on_host.values()], np.int64).T
+    order = np.array(on_host, np.int64).T
     ((place, number),) = np.argwhere(order == comm.rank).tolist()
     here, across = (
         comm.Create_group(comm.group.Incl(positions.tolist()))

@@ -28,12 +28,9 @@ def levels_in(plan: Plan) -> set[tuple[Kind, Members]]:
     """Return all levels that sums of a plan go by: what is done, and by whom."""
     host_of = {rank.rank: rank.host for rank in plan.ranks}
     names = {start.group for start in plan.instructions if isinstance(start, Start) and start.by_levels}
-    groups = {members for name in names for members in plan.groups[name]}
+    groups = {by_host(members, host_of) for name in names for members in plan.groups[name]}
     return {
-        level
-        for members in groups
-        for member in members
-        for level in _levels_of(member, by_host(members, host_of))
+        level for hosts in groups for here in hosts for member in here for level in _levels_of(member, hosts)
     }
 
 

@@ -15,6 +15,7 @@ from partc.passes.scheduling.order_by_time import lead_first, simulate_items
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from partc.runtime.plan.program import Run, Start, Wait
 from tests.builders.plans.compiled_steps import (
+    Compiled,
     assert_trains_as_one_device,
     compile_step,
     import_text,
@@ -141,26 +142,47 @@ def layers(count: int) -> str:
     return f"step ({', '.join(inputs)}) => ({', '.join(outputs)}) {{ {' '.join(body)} }}"
 
 
-def test_gradients_of_weights_are_computed_while_a_sum_that_work_waits_for_is_under_way(
-    tmp_path: Path,
-) -> None:
-    """Columns of A and rows of B are divided: g2 and g1 are sums, before which the graph has dB and dA."""
+PRODUCT_FLOPS = 2 * 512 * 128 * 512
+
+
+def in_parts(folder: Path, recompute_bytes: int | None = None) -> Compiled:
+    """Return a plan that divides columns of A and rows of B: g2 and g1 are sums, behind dB and dA."""
     parts = {"A": {"tensor": AxisSplit(1)}, "B": {"tensor": AxisSplit(0)}}
     variables = {f"{name}{n}": split for name, split in parts.items() for n in (1, 2, 3)}
     strategy = Strategy(
-        MESH_STRATEGY_FORMAT, "global", {}, mesh={"data": 1, "tensor": 2}, variables=variables
+        MESH_STRATEGY_FORMAT,
+        "global",
+        {},
+        mesh={"data": 1, "tensor": 2},
+        variables=variables,
+        recompute_bytes=recompute_bytes,
     )
+    return compile_step(import_text(layers(3), sample_axes={"h0": 0}), folder, "2x1", strategy, "global")
 
-    step = import_text(layers(3), sample_axes={"h0": 0})
-    compiled = compile_step(step, tmp_path / "out", "2x1", strategy, "global")
 
+def hidden_flops(compiled: Compiled, summed: str) -> int:
+    """Return what is computed while a sum is under way."""
     order = [i for i in compiled.plan.instructions if isinstance(i, Run | Start | Wait)]
-    product_flops = 2 * 512 * 128 * 512
-    for summed in ("g1", "g2"):
-        begun = next(place for place, i in enumerate(order) if isinstance(i, Start) and summed in i.label)
-        tag = order[begun].tag_id  # type: ignore[union-attr]
-        ended = next(place for place, i in enumerate(order) if isinstance(i, Wait) and i.tag_id == tag)
-        assert sum(i.flops for i in order[begun:ended] if isinstance(i, Run)) >= product_flops
+    starts = ((place, i) for place, i in enumerate(order) if isinstance(i, Start))
+    begun, start = next((place, i) for place, i in starts if summed in i.label)
+    waits = (place for place, i in enumerate(order) if isinstance(i, Wait) and i.tag_id == start.tag_id)
+    return sum(i.flops for i in order[begun : next(waits)] if isinstance(i, Run))
+
+
+def test_gradients_of_weights_are_computed_while_sums_that_work_waits_for_are_under_way(
+    tmp_path: Path,
+) -> None:
+    compiled = in_parts(tmp_path / "out")
+
+    assert min(hidden_flops(compiled, summed) for summed in ("g1", "g2")) >= PRODUCT_FLOPS
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
+
+
+def test_where_memory_is_limited_too(tmp_path: Path) -> None:
+    """In the schedule that keeps to the graph both products of a layer are computed beside the first sum."""
+    compiled = in_parts(tmp_path / "out", recompute_bytes=10**12)
+
+    assert hidden_flops(compiled, "g2") >= 2 * PRODUCT_FLOPS
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 2))
 
 

@@ -34,7 +34,7 @@ def test_a_member_takes_part_in_its_levels(member: int) -> None:
     assert all(level.members[level.position] == member and not level.hosts for level in levels)
 
 
-@pytest.mark.parametrize("order", permutations(range(3)))
+@pytest.mark.parametrize("order", list(permutations(range(3))))
 @pytest.mark.parametrize("member", ROLES)
 def test_levels_begin_in_the_order_of_the_sums(
     order: tuple[int, ...], member: int, monkeypatch: pytest.MonkeyPatch
