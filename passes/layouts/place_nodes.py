@@ -3,12 +3,15 @@
 forward    a node is at the greatest stage of what it reads; what comes of data alone, of variables alone, or
            of both without a product, such as a table's rows, is where it is read first
 backward   at the last stage not behind the gradients that it reads at which what it reads of the forward
-           pass is at hand: dX = dY W^T runs where W is, a mask that all stages have where dY is
+           pass is at hand: dX = dY W^T runs where W is, a mask that all stages have where dY is. A weight's
+           gradient from activations of several stages is made where the weight is
 update     where its variable is kept, which is where the forward pass reads it first; what joins the
            gradients of several stages, such as a norm, where most of it is
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 
 import onnx_graphsurgeon as gs
 
@@ -66,6 +69,23 @@ def find_chain(training: TrainingGraph, forward: Sequence[gs.Node], backward: Se
     return {t.name for node in backward for t in node.outputs if late.get(t.name, -1) >= first}
 
 
+def find_served(backward: Sequence[gs.Node], ends: Mapping[str, Iterable[str]]) -> dict[str, int]:
+    """Return node -> the parameters whose gradients come from it: of each the bit of its number in `ends`.
+
+    `ends`: parameter -> tensors that are its gradient, or terms of it.
+    """
+    reached: dict[str, int] = {}  # by tensor
+    for number, tensors in enumerate(ends.values()):
+        for tensor in tensors:
+            reached[tensor] = reached.get(tensor, 0) | 1 << number
+    served: dict[str, int] = {}
+    for node in reversed(backward):
+        served[node.name] = reduce(or_, (reached.get(tensor.name, 0) for tensor in node.outputs), 0)
+        for tensor in node.inputs:
+            reached[tensor.name] = reached.get(tensor.name, 0) | served[node.name]
+    return served
+
+
 class _Placing:
     """The stages found so far."""
 
@@ -84,6 +104,7 @@ class _Placing:
         self.of_backward = {tensor.name for node in self._backward() for tensor in node.outputs}
         self.chain = find_chain(analysis.training, self.forward, self._backward())
         self.alone: set[str] = set()  # of the backward pass: what comes of the forward pass without the loss
+        self.serves = self._served()
 
     def _put(self, node: gs.Node, stage: int) -> None:
         self.stage[node.name] = stage
@@ -105,7 +126,8 @@ class _Placing:
                 readers[tensor.name] = min(first, self.stage[node.name])
         for node in self.forward:
             for tensor in (*node.inputs, *node.outputs):
-                self.at_hand.setdefault(tensor.name, set()).add(self.stage[node.name])
+                if not isinstance(tensor, gs.Constant):  # these are everywhere
+                    self.at_hand.setdefault(tensor.name, set()).add(self.stage[node.name])
 
     def _is_product(self, node: gs.Node) -> bool:
         rule = rule_of(node, self.analysis.facts)
@@ -120,13 +142,27 @@ class _Placing:
                 if t.name in self.of_backward and t.name not in self.alone
             ]
             least, where = min(behind, default=self.last), self._where_at_hand(node)
-            allowed = {least} if where is None else {stage for stage in where if stage <= least}
-            latest = max(allowed) if allowed else self._last_maker(node, least)
+            latest = self._last_at_hand(node, where, least)
             self._put(node, self.stage_of.get(node.name, latest))
             if not behind and not any(tensor.name in self.chain for tensor in node.outputs):
                 self.alone.update(tensor.name for tensor in node.outputs)
                 if where is not None:
                     self.at_hand.update((tensor.name, where or {latest}) for tensor in node.outputs)
+
+    def _last_at_hand(self, node: gs.Node, where: set[int] | None, least: int) -> int:
+        """Return the last stage not behind `least` that has all that a node reads.
+
+        Where there is none, what one parameter's gradient alone comes from runs where that is read, and else
+        a node where the last of what it reads is made.
+        """
+        if where is None:
+            return least
+        if allowed := [stage for stage in where if stage <= least]:
+            return max(allowed)
+        readers = self.at_hand.get(self.serves.get(node.name, ""))
+        if not readers:
+            return self._last_maker(node, least)
+        return max((stage for stage in readers if stage <= least), default=min(readers))
 
     def _backward(self) -> list[gs.Node]:
         forward = {node.name for node in self.forward}
@@ -165,6 +201,21 @@ class _Placing:
             if gradients := [averaged[tensor.name] for tensor in node.outputs if tensor.name in averaged]:
                 self._put(node, self.tensor_stage[gradients[0]])
 
+    def _served(self) -> dict[str, str]:
+        """Return of what comes of the loss, node -> the parameter whose gradient alone comes from it."""
+        averaged = self._averaged()
+        ends = {
+            gradient.parameter: [averaged.get(t, t) for t in (gradient.dense, gradient.rows) if t is not None]
+            for gradient in self.training.gradients.values()
+        }
+        found = find_served(self._backward(), ends)
+        of_one = {1 << number: parameter for number, parameter in enumerate(ends)}
+        return {
+            node.name: of_one[found[node.name]]
+            for node in self._backward()
+            if found[node.name] in of_one and any(tensor.name in self.chain for tensor in node.outputs)
+        }
+
     def _averaged(self) -> dict[str, str]:
         """Map gradients that update nodes average over replicas to what the backward pass makes."""
         gradients = {g.dense or g.rows for g in self.training.gradients.values()}
@@ -177,10 +228,10 @@ class _Placing:
 
     def _may_run_at(self, node: gs.Node, stage: int, ends: bool) -> bool:
         where = self._where_at_hand(node)
+        if not any(tensor.name in self.chain for tensor in node.outputs):
+            return not where or stage in where  # what it reads follows it
         if where is not None and stage not in where:
             return False
-        if not any(tensor.name in self.chain for tensor in node.outputs):
-            return True  # what it reads follows it
         stages = {t.name: self.tensor_stage[t.name] for t in node.inputs if t.name in self.of_backward}
         nbytes = self.analysis.facts.nbytes
         sent = sum(nbytes(name) for name, maker in stages.items() if maker != stage)

@@ -130,6 +130,92 @@ def test_rows_of_a_table_are_read_where_they_are_needed_first(tmp_path: Path) ->
     assert [places.nodes[name] for name in gathers] == [0, 1]
 
 
+def recurrence(steps: int = 3) -> onnx.ModelProto:
+    """Return a step of a recurrence whose states are read by the next one, and by a layer of their own.
+
+    What the layers' gradients multiply is stacked over the steps.
+    """
+    lines = []
+    for step in range(steps):
+        lines += [
+            f"first{step} = MatMul (h{step}, R)",
+            f"part{step} = Gather <axis = 0> (x, step{step})",
+            f"second{step} = Add (first{step}, part{step})",
+            f"h{step + 1} = Tanh (second{step})",
+            f"y{step} = MatMul (h{step + 1}, W)",
+        ]
+    steps_of = ", ".join(f"int64 step{step} = {{{step}}}" for step in range(steps))
+    forward = parse(f"""
+        forward (float[{steps}, 2, 16] data) => (float[] loss) <{steps_of}> {{
+            h0 = Constant <value = float[2, 16] {{{", ".join(["0"] * 32)}}}> ()
+            x = MatMul (data, I)
+            {" ".join(lines)}
+            y = Sum ({", ".join(f"y{step}" for step in range(steps))})
+            axes = Constant <value_ints = [0, 1]> ()
+            loss = ReduceMean <keepdims = 0> (y, axes)
+        }}
+    """)
+    rng = np.random.default_rng(0)
+    for name in "IRW":
+        values = rng.normal(size=(16, 16)).astype(np.float32)
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return build_training_graph(forward, loss="loss", optimizer=SGD(0.1))
+
+
+def unrolled() -> dict[str, onnx.ModelProto]:
+    sizes = {"batch": 2, "embedding": 16, "cells": 16}
+    forward = {
+        "lm": build_model("lm", **sizes, vocab=40, projection=16, steps=3, samples=8),
+        "nmt": build_model("nmt", **sizes, source_vocab=40, target_vocab=40, source_steps=3, target_steps=3),
+        "rnnlm": build_model("rnnlm", **sizes, vocab=40, steps=3),
+    }
+    models = {name: build_training_graph(m, loss="loss", optimizer=SGD(0.1)) for name, m in forward.items()}
+    return models | {"recurrence": recurrence()}
+
+
+@pytest.mark.parametrize("name", unrolled())
+def test_stacked_gradients_of_weights_are_made_where_these_are(name: str, tmp_path: Path) -> None:
+    """Each product of the way forward is a stage of its own, so that no stage has all that is stacked."""
+    analysis = analysed(unrolled()[name], tmp_path)
+    stage_of = {product: number for number, product in enumerate(products(analysis))}
+
+    places = place_nodes(analysis, stage_of, len(stage_of))
+
+    forward = {node.name for node in forward_nodes(analysis.training, analysis.main)}
+    reading: dict[str, set[int]] = {}
+    for node in analysis.training.graph.nodes:
+        if node.name in forward:
+            for tensor in node.inputs:
+                reading.setdefault(tensor.name, set()).add(places.nodes[node.name])
+    maker = {t.name: node for node in analysis.training.graph.nodes for t in node.outputs}
+    stacked = 0
+    for parameter, gradient in analysis.training.gradients.items():
+        last = maker[gradient.dense] if gradient.dense else None
+        if last is not None and last.op == "MatMul":
+            assert places.nodes[last.name] in reading[parameter], parameter
+            stacked += len(reading[parameter]) > 1
+    assert stacked
+
+
+def test_constants_are_at_hand_at_every_stage(tmp_path: Path) -> None:
+    """Steps of an LSTM read the axes of other stages: their gradients, which two stages read, stay there."""
+    analysis = analysed(unrolled()["lm"], tmp_path)
+    stage_of = {product: number for number, product in enumerate(products(analysis))}
+
+    places = place_nodes(analysis, stage_of, len(stage_of))
+
+    readers: dict[str, set[int]] = {}
+    for node in analysis.training.graph.nodes:
+        for tensor in node.inputs:
+            readers.setdefault(tensor.name, set()).add(places.nodes[node.name])
+    maker = {t.name: node.name for node in analysis.training.graph.nodes for t in node.outputs}
+    backs = [node for node in analysis.training.graph.nodes if node.name.endswith("/gradient/Unsqueeze")]
+    read_twice = [node for node in backs if len(readers[node.outputs[0].name]) == 2]
+    assert read_twice
+    for node in read_twice:
+        assert places.nodes[node.name] == places.nodes[maker[node.inputs[0].name]]
+
+
 def two_tables() -> onnx.ModelProto:
     forward = parse("""
         forward (int64[16] ids, int64[16] words) => (float[] loss) {
