@@ -10,20 +10,26 @@ that it waits for, all before it, in slots 0, 1, ... (flat_blocks.py).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from typing import Protocol
 
+import numpy as np
+
+from partc.compiler.task_graphs.computing_order import (
+    Computing,
+    buckets_of,
+    computing_order,
+    sums_first_order,
+)
 from partc.compiler.task_graphs.gradient_tasks import GradientTerm, UpdatedParameter, UpdateWriter
 from partc.compiler.task_graphs.group_tasks import Readers, write_computing, write_transfer
 from partc.compiler.task_graphs.mesh_places import Where
 from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.compiler.task_graphs.tensor_moves import SentTensor, TensorMoves
+from partc.cost.simulation.task_arrays import Ints
 from partc.passes.layouts.layouts import Layout
 from partc.passes.search.operators.group_layouts import GroupLayouts
-from partc.passes.search.operators.grouped_step import ASIDE, FORWARD, GroupedStep, PassLevel
-
-Computing = tuple[int, PassLevel]  # a group, and on which way
+from partc.passes.search.operators.grouped_step import GroupedStep, PassLevel
 
 
 class StepBlock(Protocol):
@@ -146,7 +152,10 @@ class UpdateBlock:
 
 
 class BlockList:
-    """The blocks of a step, each behind those that it waits for."""
+    """The blocks of a step, each behind those that it waits for.
+
+    order  of all blocks, in which workers may compute and send: int32[blocks]
+    """
 
     def __init__(
         self, step: GroupedStep, layouts: GroupLayouts, prices: TaskPrices, bucket_bytes: int
@@ -156,21 +165,32 @@ class BlockList:
         self._computing: dict[Computing, int] = {}
         self._transfer: dict[str, int] = {}
         self.moves = TensorMoves(prices)
-        order = _computing_order(step)
         results: dict[Computing, list[str]] = {}
         for tensor in step.readers:
             if tensor in step.maker:
                 results.setdefault(step.maker[tensor], []).append(tensor)
             else:
                 self._add_transfer(tensor)
+        order = computing_order(step)
         for computing in order:
             own = results.get(computing, [])
             self._add_computing(*computing, own)
             for tensor in own:
                 self._add_transfer(tensor)
+        turns = sums_first_order(step, order, layouts, prices)
         writer = UpdateWriter(step, self.moves)
-        for bucket, parameters in enumerate(_buckets(step, order, bucket_bytes)):
+        for bucket, parameters in enumerate(buckets_of(step, turns, bucket_bytes)):
             self._add_update(writer, bucket, parameters)
+        self.order = self._in_turn(turns)
+
+    def _in_turn(self, turns: Sequence[Computing]) -> Ints:
+        """Return all blocks, by turn; what is sent or summed follows the last that it waits for."""
+        turn_of = {self._computing[computing]: turn for turn, computing in enumerate(turns)}
+        turn: list[int] = []
+        for number, block in enumerate(self.blocks):
+            before = max((turn_of[source] for source in block.sources if source in turn_of), default=-1)
+            turn.append(turn_of.get(number, before))
+        return np.argsort(turn, kind="stable").astype(np.int32)
 
     def _add_computing(self, group: int, way: PassLevel, results: Sequence[str]) -> None:
         slots: dict[int, int] = {}  # block -> slot
@@ -228,46 +248,3 @@ def _reads(step: GroupedStep, number: int, way: PassLevel) -> list[str]:
     nodes = step.groups[number].nodes[way]
     results = {tensor.name for node in nodes for tensor in node.outputs}
     return list(dict.fromkeys(t.name for n in nodes for t in n.inputs if t.name and t.name not in results))
-
-
-def has_order(step: GroupedStep) -> bool:
-    """Tell whether groups can be computed one behind the other: none waits for what waits for it."""
-    try:
-        _computing_order(step)
-    except CycleError:
-        return False
-    return True
-
-
-def _computing_order(step: GroupedStep) -> list[Computing]:
-    """Return what is computed, each behind what it reads: forward, back, and weights as early as may be."""
-    behind: dict[Computing, set[Computing]] = {}
-    for way in sorted({way for group in step.groups for way in group.nodes}):
-        numbers = [number for number, group in enumerate(step.groups) if way in group.nodes]
-        for number in numbers if way[0] in (FORWARD, ASIDE) else reversed(numbers):
-            behind[number, way] = set()
-    for tensor, readers in step.readers.items():
-        if tensor in step.maker:
-            for reader in readers:
-                behind[reader].add(step.maker[tensor])
-    return list(TopologicalSorter(behind).static_order())
-
-
-def _buckets(step: GroupedStep, order: Sequence[Computing], limit_bytes: int) -> list[list[str]]:
-    """Return the parameters whose gradients travel together, in the order in which these are made."""
-    made_at = {computing: place for place, computing in enumerate(order)}
-    ready = {
-        parameter: max((made_at[step.maker[term]] for term in terms if term in step.maker), default=0)
-        for parameter, terms in step.terms.items()
-    }
-    buckets: list[list[str]] = [[]]
-    filled = 0
-    for parameter in sorted(ready, key=lambda name: ready[name]):
-        is_sparse = step.analysis.training.gradients[parameter].is_sparse
-        nbytes = 0 if is_sparse else step.analysis.facts.nbytes(parameter)
-        if buckets[-1] and filled + nbytes > limit_bytes:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(parameter)
-        filled += nbytes
-    return buckets

@@ -73,7 +73,8 @@ class StepTasks:
                 self._following[group].append(number)
         self._numbers = BlockNumbers(self._blocks)
         self._placed = PlacedGroups(self._numbers)
-        self.graph = graph([block.sources for block in self._blocks], prices.resources, prices.launching(0))
+        sources = [block.sources for block in self._blocks]
+        self.graph = graph(sources, prices.resources, prices.launching(0), listed.order)
         self._scratch = scratch_of(self._blocks, self._numbers.flat.longest, 1 << 10)
         self._forget()
         self._before: _Before | None = None

@@ -31,6 +31,7 @@ from partc.cost.simulation.simulate_tasks import (
     TaskTimes,
     simulate,
 )
+from partc.cost.simulation.step_in_order import step_in_order
 from partc.cost.simulation.task_arrays import (
     BACKWARD,
     FINE,
@@ -126,10 +127,16 @@ class TaskGraph:
     sources    of each block, the earlier blocks that its tasks may wait for, by slot
     launchers  the resources from this one on are hosts that launch what the next part of a task computes, if
                it has one
+    order      of all blocks, int32[n], each behind those that it waits for, if there is such: a step is as
+               quick as where resources take tasks in it, or begin what is ready first, whichever is quicker
     """
 
     def __init__(
-        self, sources: Sequence[Sequence[int]], resources: int, launchers: int | None = None
+        self,
+        sources: Sequence[Sequence[int]],
+        resources: int,
+        launchers: int | None = None,
+        order: Ints | None = None,
     ) -> None:
         blocks = len(sources)
         if any(not 0 <= source < block for block, own in enumerate(sources) for source in own):
@@ -141,7 +148,7 @@ class TaskGraph:
         self.now = FlatGraph(np.zeros(blocks, np.int32), np.zeros(len(self.waiting.block), np.int32))
         self._known: dict[int, BlockTasks] = {0: NO_TASKS}  # by the numbers of their contents
         self._written: dict[BlockTasks, tuple[int, Ints]] = {}
-        self._resources = resources
+        self._resources, self._block_order = resources, order
         self._work = np.zeros(resources)
         self._timeline, self._spare = (
             TaskTimes(np.zeros(blocks + 1, np.int32), *_zeros("f8 f8 i8")) for _ in range(2)
@@ -269,23 +276,17 @@ class TaskGraph:
             former, is_changed = self._spare.order[: move.order], move.is_changed
         else:
             former, is_changed = self._spare.order[:0], self._all
-        self._order_length = simulate(
-            self.contents,
-            self.links,
-            self.now,
-            self.waiting,
-            self._work,
-            self._timeline,
-            self._room,
-            former,
-            is_changed,
-            self._all,
-            limit_s,
-        )
+        flat = self.contents, self.links, self.now, self.waiting, self._work, self._timeline, self._room
+        in_order_s = math.inf
+        if self._block_order is not None:
+            in_order_s = step_in_order(*flat, self._block_order, limit_s)
+            limit_s = min(limit_s, in_order_s * (1 + ROUNDING))
+        self._order_length = simulate(*flat, former, is_changed, self._all, limit_s)
         if move is not None:
             move.simulated = True
         self._is_current = self._order_length != STOPPED
-        return float(self._room.free.max(initial=0.0)) if self._is_current else math.inf
+        queued_s = float(self._room.free.max(initial=0.0)) if self._is_current else math.inf
+        return min(in_order_s, queued_s)
 
     def undo(self) -> None:
         """Give the blocks of the last move, and the timeline, their state before it."""
@@ -409,6 +410,6 @@ def compile_simulation() -> None:
     """Compile all that a graph of tasks calls, if this process has not done so: it takes some seconds."""
     task, forward = np.zeros(1, np.int32), np.array([[0, 0, 0]], np.int32)
     content = BlockTasks(task + 1, task, np.ones(1), forward)
-    graph = TaskGraph([[], [0]], 1)
+    graph = TaskGraph([[], [0]], 1, order=np.arange(2, dtype=np.int32))
     graph.replace({0: replace(content, dependencies=forward[:0]), 1: content})
     graph.delta()

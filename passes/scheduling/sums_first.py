@@ -27,7 +27,7 @@ def sums_first(
     for node in lowered.nodes:
         sums = leads_to[node.name]
         work_s[sums] = work_s.get(sums, 0.0) + (0.0 if is_communication(node) else node_s(node))
-    turn = _turns(work_s)
+    turn = turns_of(work_s)
     behind: dict[str, int] = {}  # value -> the place of what it is made of
     keys: dict[str, tuple[float, int, int]] = {}
     for number, node in enumerate(lowered.nodes):
@@ -56,7 +56,7 @@ def _sums_behind(lowered: LoweredGraph) -> dict[str, Sums]:
     return result
 
 
-def _turns(work_s: Mapping[Sums, float]) -> dict[Sums, int]:
+def turns_of(work_s: Mapping[Sums, float]) -> dict[Sums, int]:
     """Return when nodes have their turn, by the sums that they lead to: with the first of these that is made.
 
     `work_s`: of all nodes that lead to the same.

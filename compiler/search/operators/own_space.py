@@ -8,7 +8,7 @@ from math import prod
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.order_step import bucket_bytes
 from partc.compiler.search.operators.walk_tasks import StepConfigs, fewer_replicas, kinds_apart
-from partc.compiler.task_graphs.step_blocks import has_order
+from partc.compiler.task_graphs.computing_order import has_order
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, Batch, OpConfig, Strategy

@@ -4,7 +4,10 @@
                of their gradients: what has one configuration
     way        forward; aside, what gradients read that comes of activations alone; backward, from the loss to
                what several parameters' gradients come from; weights, what one parameter's gradient alone
-               comes from. Aside and of weights, what another group has made so is a level further
+               comes from. It has parts, none of which waits for a later one of its group: for each parameter
+               of weights one; aside and backward, products for other groups alone come apart from what the
+               gradients of its own parameters wait for; aside and of weights, what another group has made so
+               comes apart from that
     crossing   a tensor that one group makes and another reads, or another way of the same
     term       what a group adds to a parameter's gradient; the sums of all groups' terms are no group's
 
@@ -14,16 +17,23 @@ tells (place_nodes.py).
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from operator import itemgetter, or_
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
-from partc.passes.layouts.place_nodes import find_chain, place_nodes
+from partc.passes.layouts.place_nodes import find_chain, find_served, place_nodes
+from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.operators.find_groups import OperatorGroup
 from partc.passes.search.operators.forward_nodes import forward_nodes
 
-PassLevel = tuple[int, int]  # one of the four below, and a level
+PassLevel = tuple[int, int]  # one of the four below, and which part of it
 FORWARD, ASIDE, BACKWARD, WEIGHTS = range(4)
+
+_Part = tuple[int, int, str]  # one of the four, how often it has gone from group to group, and who is served
+_ANYONE, _OTHERS = "", "others"  # or a parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +68,21 @@ def group_step(analysis: Analysis, operators: Sequence[OperatorGroup]) -> Groupe
     """Return the nodes of every operator group, and what crosses between groups."""
     places = place_nodes(analysis, {group.node: n for n, group in enumerate(operators)}, len(operators))
     terms, sums = _find_terms(analysis)
-    ways = _ways(analysis, terms, sums)
-    nodes: list[dict[PassLevel, list[gs.Node]]] = [{} for _ in operators]
-    maker: dict[str, tuple[int, PassLevel]] = {}
+    ways = _ways(analysis, places.nodes, terms, sums)
+    nodes: list[dict[_Part, list[gs.Node]]] = [{} for _ in operators]
+    made_on: dict[str, tuple[int, _Part]] = {}
     for node in analysis.training.graph.nodes:
         if node.name in ways:
-            number, kind = places.nodes[node.name], ways[node.name]
-            way = kind, 0 if kind in (FORWARD, BACKWARD) else _level(node, number, kind, maker)
-            nodes[number].setdefault(way, []).append(node)
-            maker.update((tensor.name, (number, way)) for tensor in node.outputs)
+            number, (kind, served) = places.nodes[node.name], ways[node.name]
+            level = 0 if kind in (FORWARD, BACKWARD) else _level(node, number, kind, made_on)
+            nodes[number].setdefault((kind, level, served), []).append(node)
+            made_on.update((tensor.name, (number, (kind, level, served))) for tensor in node.outputs)
+    numbered = [_numbered(own) for own in nodes]
     groups = tuple(
-        StepGroup(operator, {way: tuple(own[way]) for way in sorted(own)})
-        for operator, own in zip(operators, nodes, strict=True)
+        StepGroup(operator, {way: tuple(own[part]) for part, way in ways_of.items()})
+        for operator, own, ways_of in zip(operators, nodes, numbered, strict=True)
     )
+    maker = {tensor: (number, numbered[number][part]) for tensor, (number, part) in made_on.items()}
     return GroupedStep(
         analysis,
         groups,
@@ -82,39 +94,71 @@ def group_step(analysis: Analysis, operators: Sequence[OperatorGroup]) -> Groupe
     )
 
 
-def _level(node: gs.Node, number: int, kind: int, maker: Mapping[str, tuple[int, PassLevel]]) -> int:
+def _numbered(parts: Iterable[_Part]) -> dict[_Part, PassLevel]:
+    """Return a group's parts in order: by kind, by level, and in the order of the graph."""
+    numbered: dict[_Part, PassLevel] = {}
+    for kind, own in groupby(sorted(parts, key=itemgetter(0, 1)), key=itemgetter(0)):
+        numbered.update((part, (kind, number)) for number, part in enumerate(own))
+    return numbered
+
+
+def _level(node: gs.Node, number: int, kind: int, made_on: Mapping[str, tuple[int, _Part]]) -> int:
     """Return how often what a node reads has gone from group to group on ways of its kind."""
     level = 0
     for tensor in node.inputs:
-        if tensor.name in maker:
-            group, (other, before) = maker[tensor.name]
+        if tensor.name in made_on:
+            group, (other, before, _) = made_on[tensor.name]
             level = max(level, before + (group != number) if other == kind else 0)
     return level
 
 
-def _ways(analysis: Analysis, terms: Mapping[str, Sequence[str]], sums: Collection[str]) -> dict[str, int]:
-    """Return the kind of way of every node of the main computation that is not a sum of terms."""
+def _ways(
+    analysis: Analysis,
+    group_of: Mapping[str, int],
+    terms: Mapping[str, Sequence[str]],
+    sums: Collection[str],
+) -> dict[str, tuple[int, str]]:
+    """Return the way of every node of the main computation that is not a sum of terms, and whom it serves."""
     training = analysis.training
     main = [node for node in training.graph.nodes if node.name in analysis.main and node.name not in sums]
     ahead = forward_nodes(training, analysis.main)
     forward = {node.name for node in ahead}
     back = [node for node in main if node.name not in forward]
     chain = find_chain(training, ahead, back)
-    ends: dict[str, set[str]] = {}  # tensor -> the parameters whose gradients come from it
-    for parameter, own in terms.items():
-        for term in own:
-            ends.setdefault(term, set()).add(parameter)
-    ways: dict[str, int] = {}
-    for node in reversed(main):
-        if node.name in forward or not any(tensor.name in chain for tensor in node.outputs):
-            ways[node.name] = FORWARD if node.name in forward else ASIDE
-            continue
-        reached = set().union(*(ends.get(tensor.name, set()) for tensor in node.outputs))
-        ways[node.name] = WEIGHTS if len(reached) == 1 else BACKWARD
-        for tensor in node.inputs:
-            if len(reached_groups := ends.setdefault(tensor.name, set())) < 2:
-                reached_groups |= set(sorted(reached)[:2])
+    bits = {parameter: 1 << number for number, parameter in enumerate(terms)}
+    parameter_of = {bit: parameter for parameter, bit in bits.items()}
+    served_by = find_served(back, terms)
+    own: dict[int, int] = {}  # group -> the bits of what it reads
+    for node in main:
+        read = reduce(or_, (bits.get(tensor.name, 0) for tensor in node.inputs), 0)
+        own[group_of[node.name]] = own.get(group_of[node.name], 0) | read
+    onward = [node for node in back if not served_by[node.name] & own[group_of[node.name]]]
+    for_others = _behind_products(analysis, onward, group_of)
+    ways = dict.fromkeys(forward, (FORWARD, _ANYONE))
+    for node in back:
+        is_chain = any(tensor.name in chain for tensor in node.outputs)
+        parameter = parameter_of.get(served_by[node.name])
+        if is_chain and parameter is not None:
+            ways[node.name] = WEIGHTS, parameter
+        else:
+            served = _OTHERS if node.name in for_others else _ANYONE
+            ways[node.name] = BACKWARD if is_chain else ASIDE, served
     return ways
+
+
+def _behind_products(
+    analysis: Analysis, nodes: Sequence[gs.Node], group_of: Mapping[str, int]
+) -> frozenset[str]:
+    """Return which of these nodes sum products, or are behind such in their group."""
+    found: dict[str, int] = {}  # tensor -> the group that makes it so
+    names = set[str]()
+    for node in nodes:
+        group, rule = group_of[node.name], rule_of(node, analysis.facts)
+        is_product = rule is not None and rule.is_contraction
+        if is_product or any(found.get(tensor.name) == group for tensor in node.inputs):
+            found.update((tensor.name, group) for tensor in node.outputs)
+            names.add(node.name)
+    return frozenset(names)
 
 
 def _find_readers(

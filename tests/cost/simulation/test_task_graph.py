@@ -12,7 +12,7 @@ import pytest
 
 from partc.cost.simulation import task_graph
 from partc.cost.simulation.task_graph import BlockTasks, TaskGraph, Timed
-from tests.builders.task_blocks import Contents, RandomMoves, block_of, blocks_of, run_in_order, sources_of
+from tests.builders.task_blocks import Contents, RandomMoves, block_of, blocks_of, run_by_ready, sources_of
 from tests.sampling import sampled
 
 
@@ -108,7 +108,7 @@ def test_full_simulation_agrees_with_relaxation(seed: int) -> None:
 
     seconds = graph.full()
 
-    expected = run_in_order(moves.contents, moves.launcher)
+    expected = run_by_ready(moves.contents, moves.launcher)
     assert times_of(graph, moves.contents) == expected
     assert seconds == max((end for _, end in expected.values()), default=0.0)
 
@@ -122,7 +122,7 @@ def test_delta_simulation_agrees_with_relaxation_move_for_move(seed: int) -> Non
     for _ in range(30):
         graph.replace(blocks_of(moves.propose()))
         graph.delta()
-        assert times_of(graph, moves.contents) == run_in_order(moves.contents, moves.launcher)
+        assert times_of(graph, moves.contents) == run_by_ready(moves.contents, moves.launcher)
 
 
 def change_of(moves: RandomMoves) -> dict[int, BlockTasks]:
@@ -208,7 +208,7 @@ def test_a_move_that_was_not_simulated_is_part_of_the_next_one() -> None:
         graph.replace(change_of(moves))
         graph.replace(change_of(moves))
         graph.delta()
-        assert times_of(graph, moves.contents) == run_in_order(moves.contents, moves.launcher)
+        assert times_of(graph, moves.contents) == run_by_ready(moves.contents, moves.launcher)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -145,10 +145,10 @@ def test_what_is_near_leaves_kinds_together_that_were(monkeypatch: pytest.Monkey
     of, rng = priced("words"), np.random.default_rng(4)
     monkeypatch.setattr(walk_module, "NEAR_SHARE", 1.0)
     pairs = [OperatorConfig((("batch", 2),), workers) for workers in ((0, 1), (2, 3))]
-    start = list(of.start)
+    start, half = list(of.start), len(of.space.kinds) // 2
     for number, kind in enumerate(of.space.kinds):
         for group in kind.groups:
-            start[group] = pairs[number % 2]
+            start[group] = pairs[number < half]
     walk = TaskWalk(of.tasks, of.space, BestStates(), tuple(start))
 
     changed_kinds = Counter[int]()
@@ -156,7 +156,7 @@ def test_what_is_near_leaves_kinds_together_that_were(monkeypatch: pytest.Monkey
         changes = walk._propose(rng, 1.0)
         kinds = [n for n, kind in enumerate(of.space.kinds) if not changes.keys().isdisjoint(kind.groups)]
         changed_kinds[len(kinds)] += 1
-        assert len({number % 2 for number in kinds}) <= 1
+        assert len({number < half for number in kinds}) <= 1
         assert set(changes) == {group for number in kinds for group in of.space.kinds[number].groups}
         assert len({config.workers for config in changes.values()}) <= 1
     assert changed_kinds[1] > changed_kinds[2] > 0
