@@ -1,8 +1,8 @@
 """Walk over the configurations of operator groups, priced by the task graph.
 
 Markov chain Monte Carlo as in flexflow.txt, section 6.2: from each start a walk of its own, by turns.
-Beyond it walks cool down, change single groups in their second half alone, and the slowest goes on from the
-best every few turns (docs/decisions/057-walks-cool-down.md).
+Beyond it walks cool down, change single groups in their second half alone, and every few turns the slowest
+goes on from where the quickest has come (docs/decisions/057-walks-cool-down.md).
 """
 
 import math
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from operator import attrgetter
+from operator import itemgetter
 
 import numpy as np
 
@@ -30,7 +30,7 @@ NEAR_SHARE, MOVED_SHARE = 0.7, 0.4
 BEST_KEPT = 16
 TURN = 50  # proposals of a walk
 ALONE_SHARE = 0.4  # of the time: before that walks do not follow each other
-FOLLOWING = 3  # turns, then the slowest walk goes on from the best state
+FOLLOWING = 3  # turns, then the slowest walk goes on from where another one has come
 LEAST_GAIN = 1e-6  # of a step: less is rounding
 
 StepConfigs = tuple[OperatorConfig, ...]  # by group
@@ -65,7 +65,10 @@ class BestStates:
 
 
 class TaskWalk:
-    """A walk from one start. `proposals` counts what was tried, `refused` what could not be."""
+    """A walk from one start. `proposals` counts what was tried, `refused` what could not be.
+
+    found    the quickest state that is quicker than where it began, or began anew, and that one's step
+    """
 
     def __init__(self, tasks: StepTasks, space: OperatorSpace, best: BestStates, start: StepConfigs) -> None:
         self._tasks = tasks
@@ -74,6 +77,8 @@ class TaskWalk:
         self._best = best
         self._state = list(start)
         self.step_s = tasks.begin(start)
+        self.found: tuple[StepConfigs, float] | None = None
+        self._least_s = self.step_s
         self.proposals = self.refused = 0
         if self.step_s is not None:
             best.add(start, self.step_s)
@@ -103,6 +108,8 @@ class TaskWalk:
                 self.step_s = step_s
                 for number, config in changes.items():
                     self._state[number] = config
+                if step_s < self._least_s * (1 - LEAST_GAIN):
+                    self.found, self._least_s = (tuple(self._state), step_s), step_s
                 if step_s < self._best.least_s * (1 + 1e-3):
                     self._best.add(tuple(self._state), step_s)
 
@@ -113,6 +120,7 @@ class TaskWalk:
     def follow(self, state: StepConfigs, step_s: float) -> None:
         """Go on from another state, whose step is known, once this walk is resumed."""
         self._state, self.step_s = list(state), step_s
+        self.found, self._least_s = None, step_s
 
     def _propose(self, rng: np.random.Generator, single_share: float) -> Mapping[int, OperatorConfig]:
         proposed = self._near_by(rng) if rng.random() < NEAR_SHARE else self._anywhere(rng, single_share)
@@ -298,8 +306,19 @@ def walk_tasks(
             least_s = best.least_s
             show(least_s)
         if turns % FOLLOWING == 0 and progress >= ALONE_SHARE:
-            max(walks, key=attrgetter("step_s")).follow(best.in_order()[0], best.least_s)
+            _follow(walks)
     return tried
+
+
+def _follow(walks: Sequence[TaskWalk]) -> None:
+    """Let the slowest walk go on from the quickest state to which one has led from a slower one.
+
+    However quick a start is, if no proposal was quicker its walk has come nowhere: others would not either.
+    """
+    leading = [walk.found for walk in walks if walk.found is not None]
+    if leading:
+        state, step_s = min(leading, key=itemgetter(1))
+        max(walks, key=lambda walk: (walk.found is None, walk.step_s)).follow(state, step_s)
 
 
 def _progress(begun_s: float, until_s: float, tried: int, most: float) -> float:

@@ -162,6 +162,26 @@ def test_what_is_near_leaves_kinds_together_that_were(monkeypatch: pytest.Monkey
     assert changed_kinds[1] > changed_kinds[2] > 0
 
 
+def test_the_slowest_walk_goes_on_from_where_another_came_and_not_from_a_start() -> None:
+    """However quick a start is: if no proposal was quicker, others come no further from there."""
+    of, rng = priced("mlp"), np.random.default_rng(0)
+    alone = OperatorConfig((("batch", 1),), (0,))
+    quick, slow = of.start, (alone,) * len(of.groups)
+    walks = [TaskWalk(of.tasks, of.space, BestStates(), start) for start in (quick, slow, slow)]
+
+    walk_module._follow(walks)
+    assert [walk._state for walk in walks] == [list(quick), list(slow), list(slow)], "none has come anywhere"
+
+    walks[1].resume()
+    while walks[1].found is None:
+        walks[1].advance(rng, 10)
+    state, step_s = walks[1].found
+    walk_module._follow(walks)
+    followers = [walk for walk in (walks[0], walks[2]) if walk._state == list(state)]
+    assert len(followers) == 1
+    assert (followers[0].step_s, followers[0].found) == (step_s, None)
+
+
 def test_steps_of_a_recurrence_stay_alike_where_they_are_configured_together() -> None:
     of = priced("words")
     space, rng, until_s = replace(of.space, is_alike=True), np.random.default_rng(2), time.monotonic() + 1e4
