@@ -78,7 +78,7 @@ class TaskWalk:
         self._state = list(start)
         self.step_s = tasks.begin(start)
         self.found: tuple[StepConfigs, float] | None = None
-        self._least_s = self.step_s
+        self._least_s = math.inf if self.step_s is None else self.step_s
         self.proposals = self.refused = 0
         if self.step_s is not None:
             best.add(start, self.step_s)
