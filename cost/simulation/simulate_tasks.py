@@ -159,6 +159,14 @@ def queue_task(
 
 
 @inner
+def free_resources(work: Floats, room: Room) -> None:
+    """Have no resource have done anything."""
+    for resource in range(len(work)):
+        room.free[resource], room.remaining[resource] = 0.0, work[resource]
+        room.slot_end[resource] = 0.0
+
+
+@inner
 def begin(
     contents: Contents,
     links: Links,
@@ -169,9 +177,7 @@ def begin(
     room: Room,
 ) -> None:
     """Have no task be run, and all wait for their predecessors."""
-    for resource in range(len(work)):
-        room.free[resource], room.remaining[resource] = 0.0, work[resource]
-        room.slot_end[resource] = 0.0
+    free_resources(work, room)
     for block in range(len(graph.content)):
         room.head[block] = NONE
         task, place = contents.task[graph.content[block]], timeline.offset[block]

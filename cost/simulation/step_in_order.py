@@ -10,7 +10,7 @@ it may be a sum, or what hands one on. All else there comes when the other block
 
 import numpy as np
 
-from partc.cost.simulation.simulate_tasks import NO, YES, Room, TaskTimes, run_task
+from partc.cost.simulation.simulate_tasks import NO, YES, Room, TaskTimes, free_resources, run_task
 from partc.cost.simulation.task_arrays import (
     Contents,
     FlatGraph,
@@ -85,9 +85,7 @@ def step_in_order(
     Tasks of a block are taken by index. What they wait for within it has lower ones. Writes over what `ready`
     of the timeline has, and `waiting` of the room.
     """
-    for resource in range(len(work)):
-        room.free[resource], room.remaining[resource] = 0.0, work[resource]
-        room.slot_end[resource] = 0.0
+    free_resources(work, room)
     for place in range(timeline.offset[len(graph.content)]):
         timeline.ready[place] = 0.0
     count_ahead(contents, graph, timeline, room)
