@@ -5,6 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import inf
 
 from partc.compiler.task_graphs.task_prices import TaskPrices
+from partc.passes.scheduling.bucket_communications import fill_buckets
 from partc.passes.scheduling.sums_first import Sums, turns_of
 from partc.passes.search.operators.group_layouts import GroupLayouts
 from partc.passes.search.operators.grouped_step import ASIDE, FORWARD, GroupedStep, PassLevel
@@ -83,14 +84,9 @@ def buckets_of(step: GroupedStep, order: Sequence[Computing], limit_bytes: int) 
         parameter: max((made_at[step.maker[term]] for term in terms if term in step.maker), default=0)
         for parameter, terms in step.terms.items()
     }
-    buckets: list[list[str]] = [[]]
-    filled = 0
-    for parameter in sorted(ready, key=lambda name: ready[name]):
+
+    def nbytes(parameter: str) -> int:
         is_sparse = step.analysis.training.gradients[parameter].is_sparse
-        nbytes = 0 if is_sparse else step.analysis.facts.nbytes(parameter)
-        if buckets[-1] and filled + nbytes > limit_bytes:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(parameter)
-        filled += nbytes
-    return buckets
+        return 0 if is_sparse else step.analysis.facts.nbytes(parameter)
+
+    return fill_buckets(sorted(ready, key=ready.__getitem__), nbytes, limit_bytes)

@@ -22,7 +22,7 @@ from partc.cost.simulation.task_arrays import (
     inner,
 )
 
-HANDED_ON = 2  # tasks one behind the other that a block for which none waits may begin in its turn
+LEAD_TASKS = 2  # of a block that no other waits for: a sum, and what hands it on
 
 
 @inner
@@ -98,7 +98,7 @@ def step_in_order(
             for task in range(first, contents.task[graph.content[block] + 1]):
                 place = offset + task - first
                 has_followers = contents.successor[task] < contents.successor[task + 1]
-                has_turn = is_awaited or (has_followers and room.waiting[place] < HANDED_ON)
+                has_turn = is_awaited or (has_followers and room.waiting[place] < LEAD_TASKS)
                 if has_turn == is_second:
                     continue
                 end = run_task(contents, task, timeline.ready[place], room, limit_s)

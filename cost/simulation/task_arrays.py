@@ -8,7 +8,7 @@ may wait for the other *have* links; several may have the same. Number 0 is the 
 links.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numba
@@ -69,6 +69,22 @@ class Waiting(NamedTuple):
     source_begin: Ints
     source: Ints  # by slot: the block that is waited for
     entry: Ints  # by slot
+
+
+def waiting_of(sources: Sequence[Sequence[int]]) -> Waiting:
+    """Return who may wait for whom in flat arrays."""
+    source = np.array([source for own in sources for source in own], np.int32)
+    block = np.repeat(np.arange(len(sources), dtype=np.int32), [len(own) for own in sources])
+    order = np.argsort(source, kind="stable")
+    entry = np.empty(len(source), np.int32)
+    entry[order] = np.arange(len(source))
+    return Waiting(
+        np.searchsorted(source[order], np.arange(len(sources) + 1)).astype(np.int32),
+        block[order],
+        np.cumsum([0, *map(len, sources)], dtype=np.int32),
+        source,
+        entry,
+    )
 
 
 class FlatGraph(NamedTuple):

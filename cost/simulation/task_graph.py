@@ -48,11 +48,11 @@ from partc.cost.simulation.task_arrays import (
     Ints,
     Links,
     Longs,
-    Waiting,
     add_work,
     check,
     find_missing,
     place_blocks,
+    waiting_of,
     write_content,
     write_links,
 )
@@ -367,22 +367,6 @@ class TaskGraph:
             [_with_room(values, tasks) for values in fields] for fields in (room[:2], room[6:8])
         )
         self._room = Room._make((*by_place, *room[2:6], *queue, room.launchers))
-
-
-def waiting_of(sources: Sequence[Sequence[int]]) -> Waiting:
-    """Return who may wait for whom in flat arrays."""
-    source = np.array([source for own in sources for source in own], np.int32)
-    block = np.repeat(np.arange(len(sources), dtype=np.int32), [len(own) for own in sources])
-    order = np.argsort(source, kind="stable")
-    entry = np.empty(len(source), np.int32)
-    entry[order] = np.arange(len(source))
-    return Waiting(
-        np.searchsorted(source[order], np.arange(len(sources) + 1)).astype(np.int32),
-        block[order],
-        np.cumsum([0, *map(len, sources)], dtype=np.int32),
-        source,
-        entry,
-    )
 
 
 def _zeros(dtypes: str, size: int = 0) -> tuple[Array, ...]:

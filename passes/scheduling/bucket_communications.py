@@ -13,8 +13,9 @@ which what is gathered is read first, and what is scattered is made; a large one
 other in memory has a bucket of its own, since in one with others it would have to be copied.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -26,6 +27,8 @@ from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.microbatches.find_repeated import find_repeated, joins_microbatches
 from partc.passes.scheduling.divide_pieces import BucketPiece, Pieces, is_contiguous, lay_out_pieces
 from partc.runtime.plan.program import Rounding, Site
+
+AnyItem = TypeVar("AnyItem")
 
 BUCKET_BYTES = 25_000_000  # where an AllReduce nears the line rate of fast links
 BUCKET_S = 30e-3  # of a bucket on the slowest link: measured quickest at 1 Gbit/s (decision 033)
@@ -192,8 +195,12 @@ def bucket_communications(
         elif places:
             nodes.sort(key=lambda node: places[node.name])
     buckets: dict[str, Bucket] = {}
+
+    def nbytes(node: gs.Node) -> int:
+        return _elements(whole_shapes[whole_value(node)]) * int(np.dtype(node.inputs[0].dtype).itemsize)
+
     for nodes in groups.values():
-        for chunk in _chunks(nodes, whole_shapes, limit_bytes):
+        for chunk in fill_buckets(nodes, nbytes, limit_bytes):
             name = f"bucket{len(set(map(id, buckets.values())))}"
             bucket = _lay_out(name, chunk, whole_shapes, owned_rows, lowered.meshes)
             buckets.update((node.name, bucket) for node in chunk)
@@ -255,19 +262,20 @@ def _is_spread(rows: tuple[tuple[int, int], ...]) -> bool:
     return sum(stop > start for start, stop in rows) > 1
 
 
-def _chunks(
-    nodes: list[gs.Node], shapes: Mapping[str, tuple[int, ...]], limit_bytes: int
-) -> list[list[gs.Node]]:
-    chunks: list[list[gs.Node]] = [[]]
+def fill_buckets(
+    items: Iterable[AnyItem], nbytes: Callable[[AnyItem], int], limit_bytes: int
+) -> list[list[AnyItem]]:
+    """Return items in order, as many together as have at most `limit_bytes`; a larger one is alone."""
+    buckets: list[list[AnyItem]] = [[]]
     filled = 0
-    for node in nodes:
-        nbytes = _elements(shapes[whole_value(node)]) * np.dtype(node.inputs[0].dtype).itemsize
-        if chunks[-1] and filled + nbytes > limit_bytes:
-            chunks.append([])
+    for item in items:
+        own = nbytes(item)
+        if buckets[-1] and filled + own > limit_bytes:
+            buckets.append([])
             filled = 0
-        chunks[-1].append(node)
-        filled += nbytes
-    return chunks
+        buckets[-1].append(item)
+        filled += own
+    return buckets
 
 
 def _elements(shape: tuple[int, ...]) -> int:

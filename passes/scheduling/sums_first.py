@@ -59,7 +59,7 @@ def _sums_behind(lowered: LoweredGraph) -> dict[str, Sums]:
 def turns_of(work_s: Mapping[Sums, float]) -> dict[Sums, int]:
     """Return when nodes have their turn, by the sums that they lead to: with the first of these that is made.
 
-    `work_s`: of all nodes that lead to the same.
+    `work_s`: seconds, of all nodes that lead to the same.
     """
     left_s: dict[Sums, float] = {}
     for sums, seconds in work_s.items():

@@ -127,17 +127,17 @@ def _ways(
     chain = find_chain(training, ahead, back)
     bits = {parameter: 1 << number for number, parameter in enumerate(terms)}
     parameter_of = {bit: parameter for parameter, bit in bits.items()}
-    served_by = find_served(back, terms)
+    serves = find_served(back, terms)
     own: dict[int, int] = {}  # group -> the bits of what it reads
     for node in main:
         read = reduce(or_, (bits.get(tensor.name, 0) for tensor in node.inputs), 0)
         own[group_of[node.name]] = own.get(group_of[node.name], 0) | read
-    onward = [node for node in back if not served_by[node.name] & own[group_of[node.name]]]
+    onward = [node for node in back if not serves[node.name] & own[group_of[node.name]]]
     for_others = _behind_products(analysis, onward, group_of)
     ways = dict.fromkeys(forward, (FORWARD, _ANYONE))
     for node in back:
         is_chain = any(tensor.name in chain for tensor in node.outputs)
-        parameter = parameter_of.get(served_by[node.name])
+        parameter = parameter_of.get(serves[node.name])
         if is_chain and parameter is not None:
             ways[node.name] = WEIGHTS, parameter
         else:

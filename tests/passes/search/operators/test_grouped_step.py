@@ -2,45 +2,19 @@
 
 from pathlib import Path
 
-import onnx
 import pytest
 
-from partc.compiler.differentiation.build import build_training_graph
-from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.task_graphs.computing_order import has_order
-from partc.models.catalogue import build_model
 from partc.passes.search.operators.find_groups import find_groups
 from partc.passes.search.operators.grouped_step import BACKWARD, WEIGHTS, GroupedStep, group_step
-from tests.builders.graphs.attention_block import attention_step
+from tests.compiler.task_graphs import test_step_tasks as task_graphs
 from tests.passes.layouts.test_place_nodes import analysed, recurrence
 
-
-def mlp() -> onnx.ModelProto:
-    forward = build_model("mlp", sizes=(8, 16, 16, 8), batch=16)
-    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
-
-
-def words() -> onnx.ModelProto:
-    sizes = {"vocab": 40, "embedding": 16, "cells": 16, "projection": 16, "steps": 3, "samples": 8}
-    return build_training_graph(build_model("lm", batch=2, **sizes), loss="loss", optimizer=SGD(0.1))
-
-
-def images() -> onnx.ModelProto:
-    forward = build_model("resnet50", batch=8, width=8, image=32, classes=8, blocks=(1, 1, 1, 1))
-    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
-
-
-STEPS = {
-    "mlp": mlp,
-    "words": words,
-    "images": images,
-    "attention": lambda: attention_step(SGD(0.1)),
-    "recurrence": recurrence,
-}
+STEPS = (*task_graphs.STEPS, "recurrence")
 
 
 def grouped(name: str, folder: Path) -> GroupedStep:
-    analysis = analysed(STEPS[name](), folder)
+    analysis = analysed(recurrence() if name == "recurrence" else task_graphs.step(name), folder)
     return group_step(analysis, find_groups(analysis.training, analysis.facts, analysis.main))
 
 
