@@ -1,5 +1,6 @@
 """The published JSON schemas, generated from the types: `python -m partc.cost.schemas` writes them."""
 
+from inspect import cleandoc
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,9 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
 def schema_text(file: str) -> bytes:
     """Return the text of one schema file: equal types give equal bytes."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(SCHEMAS[file])}
+    for definition in schema["$defs"].values():  # msgspec before 0.23 leaves docstrings indented
+        if "description" in definition:
+            definition["description"] = cleandoc(definition["description"])
     return msgspec.json.format(msgspec.json.encode(schema, order="deterministic"), indent=2) + b"\n"
 
 
