@@ -142,6 +142,7 @@ class RequestedRows:
 Placement = Replicate | Split | Partial | Widened | Overlapping | OwnRows | PerReplica | RequestedRows
 
 
+EVERYWHERE = Replicate()
 REPLICAS = 0  # the axis of a mesh that tells replicas apart, or a parameter's servers
 WORKER: Site = "worker"
 MICROBATCHES = "microbatch"  # the axis, always the last, whose places are moments of the same ranks
@@ -166,7 +167,7 @@ class Layout:
 
     def along(self, axis: int) -> Placement:
         """Return the placement along a mesh axis."""
-        return self.placements[axis] if axis < len(self.placements) else Replicate()
+        return self.placements[axis] if axis < len(self.placements) else EVERYWHERE
 
     def with_along(self, axis: int, placement: Placement) -> "Layout":
         """Return the layout that differs along one mesh axis."""
@@ -201,7 +202,7 @@ class Layout:
     @property
     def rows_of(self) -> str:
         """Return the parameter as whose rows servers divide the tensor; empty where they do not."""
-        split = self.along(REPLICAS)
+        split = self.placements[REPLICAS] if self.placements else EVERYWHERE
         return split.rows_of if isinstance(split, Split) else ""
 
     @property

@@ -72,7 +72,8 @@ class WorkCounter:
         self._lowered = lowered
         self._functions = functions
         self._servers = max(1, servers)
-        self._assumed: dict[str, int] = {}  # value -> bytes, where they follow the data
+        self._known: dict[str, int] = {}  # value -> bytes
+        self._assumed: dict[str, int] = {}  # the same, where they follow the data
         self._bodies: dict[str, tuple[int, bool]] = {}  # function -> its nodes, whether one sorts
         self._namer = KernelNamer(lowered.shapes, functions, read_shapes)
 
@@ -126,18 +127,23 @@ class WorkCounter:
         return sum(reads) + sum(writes)
 
     def _nbytes(self, tensor: gs.Tensor) -> int:
-        known = self._lowered.nbytes.get(tensor.name, 0)
-        if not known:
-            return self._assumed.get(tensor.name, 0)
-        return known // self._servers if self._lowered.is_in_rows(tensor.name) else known
+        name = tensor.name
+        if name not in self._known:
+            nbytes = self._lowered.nbytes.get(name, 0)
+            self._known[name] = nbytes // self._servers if self._lowered.is_in_rows(name) else nbytes
+        return self._known[name] or self._assumed.get(name, 0)
 
     def _flops(self, node: gs.Node) -> int:
         flops = self._lowered.flops.get(node.name, 0)
+        if self._servers == 1 or not flops:
+            return flops
         in_rows = any(self._lowered.is_in_rows(tensor.name) for tensor in (*node.inputs, *node.outputs))
         return flops // self._servers if in_rows else flops
 
     def _assume(self, node: gs.Node) -> None:
         """Give results that have no size one."""
+        if all(map(self._nbytes, node.outputs)):
+            return
         sizes = [self._nbytes(tensor) for tensor in node.inputs]
         for index, tensor in enumerate(node.outputs):
             if node.op == "Gather":
