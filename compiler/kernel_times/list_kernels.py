@@ -14,7 +14,6 @@ from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.simulation.roofline import CountedWork, work_s
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.meshes import Mesh
 from partc.passes.scheduling.segment_work import Work
@@ -72,10 +71,8 @@ def list_kernels(
             )
         except InputError as error:
             remarks.append(f"parts that a search may choose are left out: {error.what}")
-    training = first.analysis.training
-    own = sum_rows_function(training.opset)
-    functions = {function.name: function for function in (own, *training.functions)}
-    return StepKernels(tuple(work), functions | first.lowered.functions, training.opset, tuple(remarks))
+    opset = first.analysis.training.opset
+    return StepKernels(tuple(work), first.lowered.functions, opset, tuple(remarks))
 
 
 def _decided(training: TrainingGraph, cluster: Cluster, options: Options) -> Compilation:

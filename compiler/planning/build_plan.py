@@ -13,7 +13,6 @@ from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes, prices_sha256
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
-from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, PerReplica, Split
 from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph
@@ -102,12 +101,9 @@ def _segment_writer(
     times: KernelTimes | None,
 ) -> SegmentWriter | SegmentOutliner:
     opset, lowered = analysis.training.opset, ordered.lowered
-    own = sum_rows_function(opset)  # pushed slices are summed in graphs that sum none themselves too
-    functions = {function.name: function for function in (own, *analysis.training.functions)}
-    functions |= lowered.functions
     if files is None:
         names_kernels = times is None or bool(times.seconds)
-        return SegmentOutliner(functions, dict(lowered.shapes), names_kernels=names_kernels)
+        return SegmentOutliner(lowered.functions, dict(lowered.shapes), names_kernels=names_kernels)
     chunks = {id(turn.item): turn.item for turn in ordered.turns if isinstance(turn.item, Chunk)}
     most = sum(1 + bool(chunk.sums) for chunk in chunks.values())
     titler = SegmentTitler(analysis, lowered, ranks_at_sites(cluster, lowered.meshes), most)
@@ -119,7 +115,7 @@ def _segment_writer(
         return files.save_segment(model, title.name)
 
     on_cpu = all(device.kind == "cpu" for host in cluster.hosts for device in host.devices)
-    return SegmentWriter(opset, functions, save, dict(lowered.shapes), on_cpu)
+    return SegmentWriter(opset, lowered.functions, save, dict(lowered.shapes), on_cpu)
 
 
 def _describe_variables(

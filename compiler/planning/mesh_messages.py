@@ -1,17 +1,31 @@
 """Messages of the workers' meshes, all groups of ranks at once: what they take, and by which way sums go."""
 
+from collections.abc import Sequence
 from functools import cache
+from itertools import chain
+from typing import Literal
 
 import numpy as np
+import onnx_graphsurgeon as gs
 
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.network import collectives
+from partc.cost.network.families import in_every, known_families
 from partc.cost.network.sums import Lines, all_reduce_along, goes_by_levels
 from partc.cost.network.topology import network_of
 from partc.cost.network.traffic import Phases, lane_loads, seconds_of
+from partc.cost.simulation.communication_phases import moved_bytes
 from partc.passes.layouts.meshes import Meshes
+from partc.passes.lowering.exchange import describe_exchange
 from partc.runtime.plan.program import Site
 from partc.runtime.transports.communication import LONG_SUM_BYTES
+
+AlongOp = Literal["AllReduce", "ReduceScatter", "AllGather", "AllGatherRows"]
+WAYS = {
+    "ReduceScatter": collectives.reduce_scatter,
+    "AllGather": collectives.all_gather,
+    "AllGatherRows": collectives.ring_all_gather_rows,
+}
 
 
 class MeshMessages:
@@ -20,11 +34,14 @@ class MeshMessages:
     def __init__(self, meshes: Meshes, cluster: Cluster) -> None:
         self._meshes = meshes
         self._network = network_of(cluster)
-        self._workers = [rank.device for rank in ranks_of(cluster) if rank.replica is not None]
+        workers = [rank for rank in ranks_of(cluster) if rank.replica is not None]
+        self._workers, self._hosts = [w.device for w in workers], [w.host for w in workers]
         self._lines = cache(self._find_lines)
-        self.sum_s = cache(self._find_sum_s)
+        self.along_s = cache(self._find_along_s)
+        self.handed_on_s = cache(self._find_handed_on_s)
         self.sent_s = cache(self._find_sent_s)
-        self.sum_lanes = cache(self._find_sum_lanes)
+        self._exchanged_s: dict[str, float] = {}  # by node
+        self.lanes_along = cache(self._find_lanes_along)
         self.sent_lanes = cache(self._find_sent_lanes)
         self.go_by_levels = cache(self._find_whether_by_levels)
 
@@ -32,22 +49,49 @@ class MeshMessages:
         mesh = self._meshes.of(site)
         return tuple(tuple(self._workers[mesh.workers[at]] for at in line) for line in mesh.lines(axes))
 
-    def _find_sum_s(self, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
-        return seconds_of(self._network, self._sum(site, axes, nbytes))
+    def _find_along_s(self, op: AlongOp, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
+        """Return what a message along axes takes. `nbytes`: of the whole, which parts are equal of."""
+        return seconds_of(self._network, self._along(op, site, axes, nbytes))
+
+    def _find_handed_on_s(self, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
+        """Return how long before its end a sum's members may begin the next, where it goes by levels."""
+        if not self.go_by_levels(site, axes, nbytes, False):
+            return 0.0
+        loads = lane_loads(self._network, self._along("AllReduce", site, axes, nbytes))
+        return self.along_s("AllReduce", site, axes, nbytes) - float(
+            (loads / self._network.bytes_per_s).max()
+        )
 
     def _find_sent_s(self, source: Site, target: Site, nbytes: int) -> float:
         """Return what bytes take from each rank of a mesh to the one at its place in another."""
         return seconds_of(self._network, self._sent(source, target, nbytes))
 
-    def _find_sum_lanes(self, site: Site, axes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the lanes that hold up sums along axes."""
-        return self._loaded(self._sum(site, axes, LONG_SUM_BYTES))
+    def exchanged_s(self, node: gs.Node) -> float:
+        """Return what an Exchange takes among the workers of its meshes."""
+        if node.name not in self._exchanged_s:
+            exchange = describe_exchange(node, self._meshes, self._hosts)
+            ends = (self._meshes.of(node.attrs[end]).workers for end in ("site", "to"))
+            members = [self._workers[worker] for worker in dict.fromkeys(chain(*ends))]
+            phases = collectives.exchange(self._network, members, moved_bytes(exchange))
+            self._exchanged_s[node.name] = seconds_of(self._network, phases)
+        return self._exchanged_s[node.name]
+
+    def _find_lanes_along(self, op: AlongOp, site: Site, axes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the lanes that hold up messages along axes."""
+        return self._loaded(self._along(op, site, axes, LONG_SUM_BYTES))
 
     def _find_sent_lanes(self, source: Site, target: Site) -> tuple[int, ...]:
         return self._loaded(self._sent(source, target, LONG_SUM_BYTES))
 
-    def _sum(self, site: Site, axes: tuple[int, ...], nbytes: int) -> Phases:
-        return all_reduce_along(self._network, self._lines(site, axes), nbytes)
+    def _along(self, op: AlongOp, site: Site, axes: tuple[int, ...], nbytes: int) -> Phases:
+        lines = self._lines(site, axes)
+        if op == "AllReduce":
+            return all_reduce_along(self._network, lines, nbytes)
+
+        def of_line(line: Sequence[str]) -> Phases:
+            return WAYS[op](self._network, line, [nbytes / len(line)] * len(line))
+
+        return in_every(self._network, known_families(self._network, lines), of_line)
 
     def _sent(self, source: Site, target: Site, nbytes: int) -> Phases:
         ends = zip(self._meshes.of(source).workers, self._meshes.of(target).workers, strict=False)

@@ -5,16 +5,16 @@ graph go together, and a step that was priced is written as it was ordered.
 """
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 
 from partc.compiler.planning.describe_ranks import OwnedRows
+from partc.compiler.planning.price_items import ItemSeconds, first_worker
 from partc.compiler.planning.price_messages import MessagePrices
-from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of
-from partc.cost.simulation.roofline import node_s, start_s, work_s
+from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
@@ -45,8 +45,7 @@ from partc.passes.scheduling.order_by_time import (
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
 from partc.passes.scheduling.resources import Resources, Seconds, Time, step_s
-from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
-from partc.passes.scheduling.segment_work import WorkCounter
+from partc.passes.scheduling.schedule import Chunk, Item, schedule
 from partc.passes.scheduling.sums_first import sums_first
 from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.runtime.plan.program import Recomputed
@@ -82,9 +81,9 @@ def order_step(
     if is_limited and lowered.meshes.microbatches == 1:  # else what both ways read is read all the time
         gather_again(lowered, {node.name for node in forward_nodes(analysis.training, analysis.main)})
     message_s = MessagePrices(lowered, cluster, _slowest_link(cluster))
-    seconds = _durations(lowered, cluster, message_s)
-    segment_s = _segment_seconds(lowered, cluster, message_s)
-    orders, repeated = _in_order(analysis, lowered, rows, cluster, message_s, seconds, is_limited)
+    seconds = ItemSeconds(lowered, cluster, message_s)
+    segment_s = seconds.whole
+    orders, repeated = _in_order(analysis, lowered, rows, cluster, message_s, seconds.within, is_limited)
     overwrites = [(state.value, state.next) for state in lowered.states]
 
     def in_turns(items: Sequence[Item]) -> tuple[list[Turn], list[Turn], set[str]]:
@@ -199,12 +198,19 @@ def _quickest(
     orders = list({tuple(tuple(map(id, item.nodes)) for item in order): order for order in orders}.values())
     if len(orders) == 1:
         return orders
-    segment_s = _segment_seconds(lowered, cluster, message_s)
-    resources = Resources(lowered, chain.from_iterable(orders), segment_s, message_s.lanes)
-    taken_s = [step_s(order, resources) for order in orders]
+    taken_s = _played(orders, lowered, cluster, message_s)
     quickest = min(range(len(orders)), key=taken_s.__getitem__)
     is_worth_it = taken_s[quickest] < LEAST_GAIN * taken_s[0]
     return [orders[quickest], orders[0]] if is_worth_it else orders[:1]
+
+
+def _played(
+    orders: Sequence[Sequence[Item]], lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices
+) -> list[float]:
+    """Return the seconds of a step in each order, about as its plan is simulated."""
+    segment_s = ItemSeconds(lowered, cluster, message_s).whole
+    resources = _resources(lowered, chain.from_iterable(orders), segment_s, message_s)
+    return [step_s(order, resources) for order in orders]
 
 
 def _schedules(
@@ -216,9 +222,15 @@ def _schedules(
         return simulate_items(items, Workers(lowered), seconds)
 
     def by_rank(items: Sequence[Item]) -> Sequence[Time]:
-        return fill_gaps(items, Resources(lowered, items, seconds, message_s.lanes))
+        return fill_gaps(items, _resources(lowered, items, seconds, message_s))
 
     return [in_turn] if is_limited else [in_turn, by_rank]
+
+
+def _resources(
+    lowered: LoweredGraph, items: Iterable[Item], seconds: Seconds, message_s: MessagePrices
+) -> Resources:
+    return Resources(lowered, items, seconds, message_s.lanes, message_s.handed_on_s)
 
 
 def bucket_bytes(cluster: Cluster) -> int:
@@ -243,52 +255,6 @@ def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[BucketP
     }
 
 
-def _durations(lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices) -> Callable[[Item], float]:
-    """Return what tells the seconds of an item: on the first worker, or on links."""
-    alike_s = cache(_node_seconds(cluster))
-
-    def seconds(item: Item) -> float:
-        if isinstance(item, Communication):
-            return message_s(item)
-        flops = nbytes = 0
-        for node in item.nodes:
-            flops += lowered.flops.get(node.name, 0)
-            for tensor in (*node.inputs, *node.outputs):
-                nbytes += lowered.nbytes.get(tensor.name, 0)
-        return alike_s(flops, nbytes)
-
-    return seconds
-
-
-def _segment_seconds(
-    lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices
-) -> Callable[[Item], float]:
-    """Return what tells the seconds of an item as the simulator does, on the first worker or on links."""
-    worker = _first_worker(cluster)
-    counter = WorkCounter(lowered, {}, len(cluster.hosts), names_kernels=False)
-    reads = Counter(tensor.name for node in lowered.nodes for tensor in node.inputs)
-    reads.update(value for _, value, _ in lowered.outputs)
-    reads.update(state.next for state in lowered.states)
-
-    known: dict[tuple[int, ...], float] = {}  # by the nodes of a segment, which orders may have in common
-
-    def seconds(item: Item) -> float:
-        if isinstance(item, Communication):
-            return message_s(item)
-        nodes = tuple(map(id, item.nodes))
-        if nodes not in known:
-            known[nodes] = alone_s(item)
-        return known[nodes]
-
-    def alone_s(item: Item) -> float:
-        own = Counter(tensor.name for node in item.nodes for tensor in node.inputs)
-        made = {tensor.name for node in item.nodes for tensor in node.outputs}
-        work = counter.count(item.nodes, {name for name in made if reads[name] > own[name]})
-        return start_s(worker, cluster) + work_s(work, worker, cluster)
-
-    return seconds
-
-
 def _recomputation(
     analysis: Analysis, lowered: LoweredGraph, repeated: Repeated, limit_bytes: int, cluster: Cluster
 ) -> Recomputation:
@@ -297,8 +263,4 @@ def _recomputation(
 
 def _node_seconds(cluster: Cluster) -> Callable[[int, int], float]:
     """Return what tells the seconds of a node on the first worker by its FLOP and the bytes it touches."""
-    return partial(node_s, rank=_first_worker(cluster), cluster=cluster)
-
-
-def _first_worker(cluster: Cluster) -> ClusterRank:
-    return next(placed for placed in ranks_of(cluster) if placed.replica is not None)
+    return partial(node_s, rank=first_worker(cluster), cluster=cluster)

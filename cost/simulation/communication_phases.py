@@ -10,7 +10,7 @@ from partc.cost.network.sums import all_reduce_of
 from partc.cost.network.topology import Network
 from partc.cost.network.traffic import Phases
 from partc.runtime.plan.moves import shape_of
-from partc.runtime.plan.program import Rank, Start
+from partc.runtime.plan.program import Exchange, Rank, Start
 
 
 def what_moves(start: Start) -> Hashable:
@@ -48,7 +48,8 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
         case "shift_back":
             return collectives.shift(network, ends[::-1], payload)
         case "exchange":
-            return collectives.exchange(network, ends, _moved_bytes(start))
+            assert start.exchange is not None, "an exchange tells who has what"
+            return collectives.exchange(network, ends, moved_bytes(start.exchange))
         case "gather_rows":
             return collectives.gather(network, ends, sends)
         case "scatter_rows":
@@ -60,10 +61,8 @@ def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases
             return collectives.all_to_all_rows(network, ends, sends, shares)
 
 
-def _moved_bytes(start: Start) -> dict[tuple[int, int], int]:
+def moved_bytes(exchange: Exchange) -> dict[tuple[int, int], int]:
     """Return what an exchange sends: (source, target) -> bytes, members by their positions."""
-    exchange = start.exchange
-    assert exchange is not None, "an exchange tells who has what"
     itemsize = np.dtype(exchange.dtype).itemsize
     sent: dict[tuple[int, int], int] = {}
     for move in exchange.moves:

@@ -6,11 +6,12 @@ It is a model-local ONNX function, so every file that uses it stays standard ONN
 """
 
 from collections.abc import Iterable
+from functools import cache
 
 import onnx
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.training_graph import Gradient
+from partc.passes.graph.training_graph import Gradient, TrainingGraph
 
 FUNCTION_DOMAIN = "partc"
 SUM_ROWS = "SumRows"
@@ -38,6 +39,14 @@ def sum_rows_function(opset: int) -> onnx.FunctionProto:
     )
     assert isinstance(body, onnx.FunctionProto)
     return body
+
+
+def functions_of(training: TrainingGraph) -> dict[str, onnx.FunctionProto]:
+    """Return by name what a distributed step may call: it may sum rows where the graph does not."""
+    return {f.name: f for f in (_sum_rows(training.opset), *training.functions)}
+
+
+_sum_rows = cache(sum_rows_function)
 
 
 def parts_of(tensor: gs.Tensor) -> list[gs.Tensor]:

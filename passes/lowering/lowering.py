@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.graph.operation_builder import onnx_number
 from partc.passes.indexed_rows.expected_rows import ExpectedRows
+from partc.passes.indexed_rows.indexed_slices import functions_of
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
     MICROBATCHES,
@@ -62,7 +63,7 @@ class Lowering(LocalSizes, ABC):
         super().__init__(graph)
         self.sessions = sessions
         self.expected = expected
-        self.out = LoweredGraph(graph.meshes)
+        self.out = LoweredGraph(graph.meshes, functions=functions_of(graph.training))
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
         self.reduced: dict[str, gs.Variable] = {}
         self.row_requests: dict[str, RowRequest] = {}  # Gather -> its ids on their way

@@ -34,7 +34,8 @@ def fill_gaps(items: Sequence[Item], resources: Resources) -> list[Time]:
         number = heapq.heappop(heap)[1]
         item, seconds = items[number], resources.seconds(items[number])
         if isinstance(item, Communication):
-            begin_s = wires.take(resources.wires(item), ready_s[number] + PER_COMMUNICATION_S, seconds)
+            from_s, held_s = ready_s[number] + PER_COMMUNICATION_S, resources.held_s(item)
+            begin_s = wires.take(resources.wires(item), from_s, held_s)
         else:
             begin_s = cores.take(resources.cores(item), ready_s[number], seconds)
         times[number] = Time(begin_s, begin_s + seconds)

@@ -85,9 +85,7 @@ class ProgramMaker:
         self.writer = writer
         self.late = late
         self.program = Program()
-        self._work = WorkCounter(
-            lowered, writer.functions, topology.hosts, _placed(turns), names_kernels=writer.names_kernels
-        )
+        self._work = WorkCounter(lowered, topology.hosts, _placed(turns), names_kernels=writer.names_kernels)
         self._in_flight: list[_Flight] = []
         self._next_tag = 0
         self._buffers_of_buckets: dict[str, list[str]] = {}  # of every micro-batch

@@ -2,7 +2,8 @@
 
     segment    the cores of its mesh's workers
     message    the wires of its members, each of whom has one message at a time, and the lanes that hold it
-               up: messages of other meshes may take these as well
+               up: messages of other meshes may take these as well. Of a sum by levels members begin the next
+               while links carry it on
 
 Resources that are never taken apart from each other count as one.
 """
@@ -21,6 +22,7 @@ Resource = tuple[str, int]  # what it is, and which of them
 Taken = tuple[int, ...]  # numbers of resources
 Seconds = Callable[[Item], float]
 Lanes = Callable[[Communication], Iterable[int]]
+SecondsOfMessage = Callable[[Communication], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,19 @@ class Resources:
 
     seconds   of an item; of a message, with what its members do themselves to begin it
     lanes     that hold a message up
+    handed_on_s  how long before its end a message's wires and lanes are free
     """
 
-    def __init__(self, lowered: LoweredGraph, items: Iterable[Item], seconds: Seconds, lanes: Lanes) -> None:
+    def __init__(
+        self,
+        lowered: LoweredGraph,
+        items: Iterable[Item],
+        seconds: Seconds,
+        lanes: Lanes,
+        handed_on_s: SecondsOfMessage,
+    ) -> None:
         self._workers = {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": (SERVER,)}
-        self._of_item = seconds
+        self._of_item, self._handed_on_s = seconds, handed_on_s
         self._seconds: dict[int, float] = {}  # by an item's id
         first_of = {route_of(item): item for item in items}
         cores = {route: self._all("core", item) for route, item in first_of.items()}
@@ -66,8 +76,12 @@ class Resources:
         """Return the wires and lanes of a message."""
         return self._wires[route_of(message)]
 
+    def held_s(self, message: Communication) -> float:
+        """Return how long a message takes its wires and lanes."""
+        return self.seconds(message) - self._handed_on_s(message)
+
     def seconds(self, item: Item) -> float:
-        """Return how long an item takes what it takes."""
+        """Return how long an item lasts."""
         if id(item) not in self._seconds:
             own_s = PER_COMMUNICATION_S if isinstance(item, Communication) else 0.0
             self._seconds[id(item)] = self._of_item(item) - own_s
@@ -110,8 +124,8 @@ def step_s(items: Sequence[Item], resources: Resources) -> float:
         if isinstance(item, Communication):
             wires = resources.wires(item)
             begin_s = max(begin_s, *(sent_s[wire] for wire in wires))
-            sent_s.update(dict.fromkeys(wires, begin_s + seconds))
+            sent_s.update(dict.fromkeys(wires, begin_s + resources.held_s(item)))
         else:
             free_s.update(dict.fromkeys(cores, begin_s + seconds))
         made_s.update((tensor.name, begin_s + seconds) for node in item.nodes for tensor in node.outputs)
-    return max((*free_s.values(), *sent_s.values()), default=0.0)
+    return max((*free_s.values(), *made_s.values()), default=0.0)

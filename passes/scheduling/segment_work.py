@@ -17,7 +17,6 @@ from functools import reduce
 from math import prod
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 
 from partc.passes.cpu_kernels.block_updates import BLOCKABLE_OPS
@@ -59,7 +58,6 @@ class WorkCounter:
     def __init__(
         self,
         lowered: LoweredGraph,
-        functions: Mapping[str, onnx.FunctionProto],
         servers: int,
         placed: AbstractSet[str] = frozenset(),
         read_shapes: Mapping[tuple[str, int], Shape] = NO_SHAPES,
@@ -70,12 +68,12 @@ class WorkCounter:
         self._transposes = dict(transposes)  # that vanish in other chunks
         self._placed = placed  # values that lie in buffers or variables
         self._lowered = lowered
-        self._functions = functions
+        self._functions = lowered.functions
         self._servers = max(1, servers)
         self._known: dict[str, int] = {}  # value -> bytes
         self._assumed: dict[str, int] = {}  # the same, where they follow the data
         self._bodies: dict[str, tuple[int, bool]] = {}  # function -> its nodes, whether one sorts
-        self._namer = KernelNamer(lowered.shapes, functions, read_shapes)
+        self._namer = KernelNamer(lowered.shapes, lowered.functions, read_shapes)
 
     def count(self, nodes: Sequence[gs.Node], read_later: AbstractSet[str]) -> Work:
         """Return the work of a chunk, some of whose values others read."""

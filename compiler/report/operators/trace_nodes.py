@@ -20,7 +20,6 @@ import onnx_graphsurgeon as gs
 from partc.compiler.compilation import Compilation
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.simulation.roofline import work_s
-from partc.passes.indexed_rows.indexed_slices import sum_rows_function
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
 from partc.passes.scheduling.segment_work import WorkCounter
 from partc.runtime.plan.program import Plan, Rank, Run, Site
@@ -148,9 +147,8 @@ def _segment_seconds(compilation: Compilation, runs: Mapping[SiteNode, int]) -> 
 
 def _alone_seconds(compilation: Compilation, cluster: Cluster) -> dict[str, float]:
     """Return lowered node -> what it would take alone, on a rank of its site."""
-    lowered, training = compilation.lowered, compilation.training
-    functions = {f.name: f for f in (sum_rows_function(training.opset), *training.functions)}
-    counter = WorkCounter(lowered, functions | lowered.functions, len(cluster.hosts))
+    lowered = compilation.lowered
+    counter = WorkCounter(lowered, len(cluster.hosts))
     rank_of = _rank_of_sites(compilation.plan)
     seconds_of: dict[str, float] = {}
     for node in lowered.nodes:

@@ -1,12 +1,10 @@
 """Count what a rank does of an operator group, and of a parameter's update, as of a segment of a plan."""
 
 from collections.abc import Mapping
-from functools import cache
 
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.indexed_rows.indexed_slices import sum_rows_function
+from partc.passes.indexed_rows.indexed_slices import functions_of
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Layout
 from partc.passes.layouts.meshes import Mesh, Meshes
@@ -28,7 +26,7 @@ def count_work(
 
     `results`: values that others want; `transposes`: those of the whole step that vanish in products.
     """
-    lowered = LoweredGraph(graph.meshes)
+    lowered = LoweredGraph(graph.meshes, functions=functions_of(graph.training))
     read_shapes: dict[tuple[str, int], Shape] = {}
     for node in nodes:
         decision = graph.decisions[node.name]
@@ -43,12 +41,13 @@ def count_work(
                 lowered.shapes[tensor.name] = shape
             elif shape != lowered.shapes[tensor.name] and place < len(node.inputs):
                 read_shapes[node.name, place] = shape
-    return _count(graph.training, lowered, nodes, results, read_shapes, transposes)
+    return _count(lowered, nodes, results, read_shapes, transposes)
 
 
 def count_update(step: GroupedStep, parameter: str, home: Layout, mesh: Mesh) -> Work:
     """Return the work of a parameter's update where it is kept: in parts what has its shape, or its rows'."""
-    lowered = LoweredGraph(Meshes((mesh,)))
+    training = step.analysis.training
+    lowered = LoweredGraph(Meshes((mesh,)), functions=functions_of(training))
     facts, share = step.analysis.facts, mesh.share(home)
     shape = facts.shape(parameter)
     parts = [mesh.parts(home, axis) for axis in range(len(shape))]
@@ -61,23 +60,14 @@ def count_update(step: GroupedStep, parameter: str, home: Layout, mesh: Mesh) ->
                 lowered.nbytes[tensor.name] = facts.nbytes(tensor.name) // (share if is_cut else 1)
                 local = [-(-n // each) for n, each in zip(own, parts, strict=True)] if is_cut else own
                 lowered.shapes[tensor.name] = tuple(size or None for size in local)
-    training = step.analysis.training
-    return _count(training, lowered, nodes, {variable.next for variable in training.variables.values()})
-
-
-_sum_rows = cache(sum_rows_function)
+    return _count(lowered, nodes, {variable.next for variable in training.variables.values()})
 
 
 def _count(
-    training: TrainingGraph,
     lowered: LoweredGraph,
     nodes: tuple[gs.Node, ...],
     results: set[str],
     read_shapes: Mapping[tuple[str, int], Shape] = NO_SHAPES,
     transposes: Mapping[str, gs.Node] = NO_TRANSPOSES,
 ) -> Work:
-    own = _sum_rows(training.opset)
-    functions = {function.name: function for function in (own, *training.functions)}
-    return WorkCounter(lowered, functions, 1, frozenset(), read_shapes, transposes).count(
-        list(nodes), results
-    )
+    return WorkCounter(lowered, 1, frozenset(), read_shapes, transposes).count(list(nodes), results)

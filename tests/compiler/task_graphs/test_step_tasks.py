@@ -122,11 +122,7 @@ def test_any_configurations_take_about_as_long_as_their_plan(name: str, seed: in
         ("images", "one-weird-trick", 0.05),
         ("words", "tensor=4", 0.2),
         ("words", "layerwise", 0.2),
-        (
-            "images",
-            "layerwise",
-            0.1,
-        ),  # the plan makes weights' gradients before it hands on
+        ("images", "layerwise", 0.05),
         ("attention", "layerwise", 0.1),
     ],
 )

@@ -22,6 +22,10 @@ def lanes(message: Communication) -> Iterable[int]:
     return LANES.get(ends_of(message), ())
 
 
+def at_its_end(message: Communication) -> float:
+    return 0.0
+
+
 def do_not_overlap(times: Iterable[Time]) -> bool:
     in_order = sorted((time.begin_s, time.end_s) for time in times)
     return all(one[1] <= other[0] for one, other in pairwise(in_order))
@@ -31,7 +35,7 @@ def do_not_overlap(times: Iterable[Time]) -> bool:
 def test_nobody_does_two_things_and_nothing_begins_before_what_it_reads(seed: int) -> None:
     lowered, items = random_items(seed)
 
-    times = fill_gaps(items, Resources(lowered, items, seconds, lanes))
+    times = fill_gaps(items, Resources(lowered, items, seconds, lanes, at_its_end))
 
     ends = {one.nodes[0].name: time.end_s for one, time in zip(items, times, strict=True)}
     both = list(zip(items, times, strict=True))
@@ -69,7 +73,7 @@ def test_what_most_comes_after_goes_first_and_other_things_wait_for_a_gap() -> N
             return 0.5 + PER_COMMUNICATION_S
         return 3.0 if one.nodes[0].name == "12" else 1.0
 
-    times = fill_gaps(items, Resources(lowered, items, lasts, lambda _: ()))
+    times = fill_gaps(items, Resources(lowered, items, lasts, lambda _: (), at_its_end))
 
     begins = {one.nodes[0].name: time.begin_s for one, time in zip(items, times, strict=True)}
     assert begins["6"] == 0 < begins["3"] == 1 < begins["12"]

@@ -139,7 +139,7 @@ def test_a_transpose_that_only_products_read_vanishes_in_them() -> None:
         shapes={**SHAPES, "dx": (32, 64)},
     )
 
-    work = WorkCounter(lowered, {}, 1).count([turned, product], {"dx"})
+    work = WorkCounter(lowered, 1).count([turned, product], {"dx"})
 
     assert [kernel.key for kernel in work.kernels] == [
         ABSORBED,
@@ -159,7 +159,7 @@ def test_alike_kernels_are_counted_together_and_add_up() -> None:
     nodes = [node("Relu", [value("x")], "a"), node("Relu", [value("x")], "b")]
     lowered.flops = {each.name: 5 for each in nodes}
 
-    (kernel,) = WorkCounter(lowered, {}, 1).count(nodes, {"a", "b"}).kernels
+    (kernel,) = WorkCounter(lowered, 1).count(nodes, {"a", "b"}).kernels
 
     assert (kernel.key, kernel.count, kernel.flops, kernel.touched_bytes) == (
         "Relu(float32[32,64])",

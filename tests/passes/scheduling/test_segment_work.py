@@ -22,7 +22,8 @@ def node(op: str, inputs: list[gs.Variable], *outputs: gs.Variable, domain: str 
 
 
 def counter(lowered: LoweredGraph, servers: int = 1) -> WorkCounter:
-    return WorkCounter(lowered, {SUM_ROWS: sum_rows_function(17)}, servers)
+    lowered.functions[SUM_ROWS] = sum_rows_function(17)
+    return WorkCounter(lowered, servers)
 
 
 def test_a_product_of_many_flops_a_byte_is_not_streamed() -> None:
