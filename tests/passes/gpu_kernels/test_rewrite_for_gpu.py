@@ -23,7 +23,7 @@ OPSET = 21
 SIZES = {
     "mlp": {"sizes": (6, 8, 4), "batch": 8},
     "lm": {"vocab": 60, "embedding": 8, "cells": 8, "projection": 8, "steps": 3, "samples": 16, "batch": 8},
-    "resnet50": {"width": 4, "image": 32, "classes": 10, "batch": 8},
+    "resnet50": {"width": 4, "image": 32, "classes": 10, "batch": 8, "blocks": (1, 1, 1, 1)},
 }
 
 
