@@ -27,11 +27,10 @@ class ItemSeconds:
 
     def within(self, item: Item) -> float:
         """Return the seconds of an item that is a message, or a part of a segment."""
-        if isinstance(item, Communication):
-            return self._message_s(item)
         nodes = tuple(map(id, item.nodes))
         if nodes not in self._known:
-            self._known[nodes] = self._work_s(item.nodes)
+            is_message = isinstance(item, Communication)
+            self._known[nodes] = self._message_s(item) if is_message else self._work_s(item.nodes)
         return self._known[nodes]
 
     def whole(self, item: Item) -> float:
@@ -39,8 +38,8 @@ class ItemSeconds:
         return self.within(item) + (0.0 if isinstance(item, Communication) else self._start_s)
 
     def _work_s(self, nodes: Sequence[gs.Node]) -> float:
-        own = Counter(tensor.name for node in nodes for tensor in node.inputs)
         made = {tensor.name for node in nodes for tensor in node.outputs}
+        own = Counter(tensor.name for node in nodes for tensor in node.inputs if tensor.name in made)
         work = self._counter.count(nodes, {name for name in made if self._reads[name] > own[name]})
         return work_s(work, self._worker, self._cluster)
 
