@@ -121,6 +121,14 @@ def test_orders_are_compared_by_about_what_their_plans_take(step: str, cluster: 
     assert all(order.played_s == pytest.approx(order.simulated_s, rel=0.15) for order in orders)
 
 
+@pytest.mark.parametrize("cluster", ["2x1", "2x4s"])
+def test_sums_one_behind_the_other_are_compared_by_what_they_take(cluster: str) -> None:
+    """Members of a sum by levels begin the next while links carry it on."""
+    _, orders = all_orders("wide", cluster, "allreduce")
+
+    assert all(order.played_s == pytest.approx(order.simulated_s, rel=0.01) for order in orders)
+
+
 def test_sums_of_a_recurrence_begin_while_earlier_layers_are_computed() -> None:
     """The order of the graph goes back through all layers at once, so that all sums come last."""
     taken_s, (of_graph, *_) = all_orders("large recurrent", "2x1", "allreduce")
