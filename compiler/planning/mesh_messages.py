@@ -20,8 +20,8 @@ from partc.passes.lowering.exchange import describe_exchange
 from partc.runtime.plan.program import Site
 from partc.runtime.transports.communication import LONG_SUM_BYTES
 
-AlongOp = Literal["AllReduce", "ReduceScatter", "AllGather", "AllGatherRows"]
-WAYS = {
+AlongOp = Literal["AllReduce", "ReduceScatter", "AllGather", "AllGatherRows"]  # messages along axes of a mesh
+_WAYS = {  # of those in parts, on one line of workers
     "ReduceScatter": collectives.reduce_scatter,
     "AllGather": collectives.all_gather,
     "AllGatherRows": collectives.ring_all_gather_rows,
@@ -29,7 +29,7 @@ WAYS = {
 
 
 class MeshMessages:
-    """Answers for the meshes of a step on a cluster. What was asked before is remembered."""
+    """Answers for the meshes of a step on a cluster. What was asked of sizes is remembered."""
 
     def __init__(self, meshes: Meshes, cluster: Cluster) -> None:
         self._meshes = meshes
@@ -40,7 +40,6 @@ class MeshMessages:
         self.along_s = cache(self._find_along_s)
         self.handed_on_s = cache(self._find_handed_on_s)
         self.sent_s = cache(self._find_sent_s)
-        self._exchanged_s: dict[str, float] = {}  # by node
         self.lanes_along = cache(self._find_lanes_along)
         self.sent_lanes = cache(self._find_sent_lanes)
         self.go_by_levels = cache(self._find_whether_by_levels)
@@ -50,31 +49,26 @@ class MeshMessages:
         return tuple(tuple(self._workers[mesh.workers[at]] for at in line) for line in mesh.lines(axes))
 
     def _find_along_s(self, op: AlongOp, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
-        """Return what a message along axes takes. `nbytes`: of the whole, which parts are equal of."""
+        """Return the seconds of a message along axes. `nbytes`: of the whole, taken to be in equal parts."""
         return seconds_of(self._network, self._along(op, site, axes, nbytes))
 
     def _find_handed_on_s(self, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
         """Return how long before its end a sum's members may begin the next, where it goes by levels."""
         if not self.go_by_levels(site, axes, nbytes, False):
             return 0.0
-        loads = lane_loads(self._network, self._along("AllReduce", site, axes, nbytes))
-        return self.along_s("AllReduce", site, axes, nbytes) - float(
-            (loads / self._network.bytes_per_s).max()
-        )
+        phases = self._along("AllReduce", site, axes, nbytes)
+        return seconds_of(self._network, phases) - self._network.busiest_s(lane_loads(self._network, phases))
 
     def _find_sent_s(self, source: Site, target: Site, nbytes: int) -> float:
         """Return what bytes take from each rank of a mesh to the one at its place in another."""
         return seconds_of(self._network, self._sent(source, target, nbytes))
 
     def exchanged_s(self, node: gs.Node) -> float:
-        """Return what an Exchange takes among the workers of its meshes."""
-        if node.name not in self._exchanged_s:
-            exchange = describe_exchange(node, self._meshes, self._hosts)
-            ends = (self._meshes.of(node.attrs[end]).workers for end in ("site", "to"))
-            members = [self._workers[worker] for worker in dict.fromkeys(chain(*ends))]
-            phases = collectives.exchange(self._network, members, moved_bytes(exchange))
-            self._exchanged_s[node.name] = seconds_of(self._network, phases)
-        return self._exchanged_s[node.name]
+        """Return the seconds of an Exchange among the workers of its meshes."""
+        exchange = describe_exchange(node, self._meshes, self._hosts)
+        ends = (self._meshes.of(node.attrs[end]).workers for end in ("site", "to"))
+        members = [self._workers[worker] for worker in dict.fromkeys(chain(*ends))]
+        return seconds_of(self._network, collectives.exchange(self._network, members, moved_bytes(exchange)))
 
     def _find_lanes_along(self, op: AlongOp, site: Site, axes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the lanes that hold up messages along axes."""
@@ -89,7 +83,7 @@ class MeshMessages:
             return all_reduce_along(self._network, lines, nbytes)
 
         def of_line(line: Sequence[str]) -> Phases:
-            return WAYS[op](self._network, line, [nbytes / len(line)] * len(line))
+            return _WAYS[op](self._network, line, [nbytes / len(line)] * len(line))
 
         return in_every(self._network, known_families(self._network, lines), of_line)
 

@@ -14,7 +14,10 @@ from partc.passes.scheduling.segment_work import WorkCounter
 
 
 class ItemSeconds:
-    """What items take as the simulator prices them: on the first worker, or on links."""
+    """What items take as the simulator prices them: on the first worker, or on links.
+
+    Who reads what is as the graph has it when this is made: once nodes are added, it is to be made anew.
+    """
 
     def __init__(self, lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices) -> None:
         self._cluster, self._worker, self._message_s = cluster, first_worker(cluster), message_s

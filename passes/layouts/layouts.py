@@ -202,7 +202,7 @@ class Layout:
     @property
     def rows_of(self) -> str:
         """Return the parameter as whose rows servers divide the tensor; empty where they do not."""
-        split = self.placements[REPLICAS] if self.placements else EVERYWHERE
+        split = self.along(REPLICAS)
         return split.rows_of if isinstance(split, Split) else ""
 
     @property

@@ -9,19 +9,17 @@ from math import prod
 import numpy as np
 
 from partc.passes.layouts.layouts import (
+    EVERYWHERE,
     MICROBATCHES,
     REPLICAS,
     WORKER,
     Layout,
     Overlapping,
     Placement,
-    Replicate,
     Split,
     Widened,
 )
 from partc.runtime.plan.program import Site
-
-_WHOLE = Replicate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class Mesh:
             here = [axis for axis, split in splits if (split.axis, split.outer) == place]
             parts = prod(map(self.size, here))
             placements = [
-                placement if axis in here else _WHOLE for axis, placement in enumerate(layout.placements)
+                placement if axis in here else EVERYWHERE for axis, placement in enumerate(layout.placements)
             ]
             entries = max(split.uneven for axis, split in splits if axis in here)
             if entries and (

@@ -101,7 +101,8 @@ def all_orders(step: str, cluster: str, strategy: str) -> tuple[float, list[Orde
         while not orders or len(orders) < len(played):
             patched.setattr(order_step, "_played", partial(prefer, len(orders)))
             own_s = simulated_s()
-            orders.append(Order(played[len(orders)] if played else own_s, own_s))
+            assert played, "several orders are compared"
+            orders.append(Order(played[len(orders)], own_s))
     return taken_s, orders
 
 

@@ -55,6 +55,18 @@ def test_nobody_does_two_things_and_nothing_begins_before_what_it_reads(seed: in
         )
 
 
+def test_a_message_begins_when_members_of_the_one_before_are_free() -> None:
+    items = [item(None, name, ends={"site": "a", "axes": (0,)}) for name in ("1", "2")]
+    lowered, _ = random_items(0)
+
+    def begins_s(handed_on_s: float) -> list[float]:
+        resources = Resources(lowered, items, seconds, lanes, lambda _: handed_on_s)
+        return sorted(time.begin_s for time in fill_gaps(items, resources))
+
+    assert begins_s(0.0) == pytest.approx([PER_COMMUNICATION_S, PER_COMMUNICATION_S + 0.5])
+    assert begins_s(0.2) == pytest.approx([PER_COMMUNICATION_S, PER_COMMUNICATION_S + 0.3])
+
+
 def test_what_most_comes_after_goes_first_and_other_things_wait_for_a_gap() -> None:
     """Of 3, which leads to a sum alone, and 6, whose result b waits for; a waits for b's answer."""
     items = [
