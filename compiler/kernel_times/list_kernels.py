@@ -48,7 +48,8 @@ class StepKernels:
 
 
 def _alone(kernel: KernelWork) -> Work:
-    return Work(kernel.flops, kernel.touched_bytes, kernel.streamed_bytes, kernel.count, kernel.sorted_ids)
+    touched, streamed = kernel.touched_bytes, kernel.streamed_bytes
+    return Work(kernel.flops, touched, streamed, kernel.count, kernel.sorted_ids, kernel.packed_bytes)
 
 
 def list_kernels(

@@ -26,7 +26,7 @@ class StagePrices:
 
     cluster: Cluster
     order: tuple[int, ...] = ()
-    _nodes: dict[tuple[int, int], float] = field(default_factory=dict)
+    _nodes: dict[tuple[int, int, int], float] = field(default_factory=dict)
     _messages: dict[tuple[MessagePhases, float, tuple[int, ...]], float] = field(default_factory=dict)
 
     @cached_property
@@ -61,11 +61,11 @@ class StagePrices:
         """Return what tells the seconds of a node on a worker, by number."""
         return lambda flops, nbytes: node_s(flops, nbytes, self._ranks[worker], self.cluster)
 
-    def node_s(self, flops: int, nbytes: int) -> float:
-        """Return what a node takes on a worker. `nbytes`: that it reads and writes."""
-        key = flops, nbytes
+    def node_s(self, flops: int, nbytes: int, packed_bytes: int = 0) -> float:
+        """Return what a node takes on a worker: of bytes that it reads and writes, and those that it packs."""
+        key = flops, nbytes, packed_bytes
         if key not in self._nodes:
-            self._nodes[key] = node_s(flops, nbytes, self._ranks[0], self.cluster)
+            self._nodes[key] = node_s(flops, nbytes, self._ranks[0], self.cluster, packed_bytes)
         return self._nodes[key]
 
     @cached_property

@@ -2,7 +2,7 @@
 
     t = o + v V + s S + k N + K         a CPU
     t = o + v V + s S + max(k N, K)     a GPU, whose launches overlap with kernels
-    K = sum of t_i + max((B - M) / b, F / f) + M / b
+    K = sum of t_i + max((B - M) / b, F / f + P / c) + M / b    P / c on a CPU alone
 
 o  starting a segment          V  values that it reads and writes
 k  starting a node             N  nodes
@@ -10,13 +10,17 @@ t_i  of a kernel that was measured (measured_kernels.py), beyond starting it; wh
 s  putting an id in order      S  ids that are put in order
 f  flops a second              F  flops
 b  bytes of memory a second    B  bytes that nodes read and write, M of them by nodes that memory holds up
+c  of these, its own cores'     P  bytes of matrices that products arrange anew
 
 The last two terms of K are the roofline (Williams, Waterman and Patterson, CACM 52 (2009) 65-76) of products,
 and of all that only streams through memory: one does not hide the other, for nodes run one after the other.
+Before a CPU's product multiplies, it packs its second factor, however few rows the first has (as GotoBLAS:
+Goto and van de Geijn, ACM TOMS 34 (2008), article 12), mostly from a cache.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank
@@ -33,6 +37,7 @@ class _Rates:
     threads: int
     flops_per_s: float
     bytes_per_s: float
+    packed_bytes_per_s: float
 
 
 class CountedWork(Protocol):
@@ -57,6 +62,10 @@ class CountedWork(Protocol):
     @property
     def sorted_ids(self) -> int:
         """Return how many ids are put in order."""
+
+    @property
+    def packed_bytes(self) -> int:
+        """Return bytes of second factors of products."""
 
     @property
     def kernels(self) -> Sequence[KernelWork]:
@@ -97,7 +106,8 @@ def apart_s(
     measured = times.on((rank.kind, rates.profile.name, rates.threads))
     measured_s, rest = _take(work, measured) if measured else (0.0, work)
     products_s = max(
-        rest.flops / rates.flops_per_s, (rest.touched_bytes - rest.streamed_bytes) / rates.bytes_per_s
+        rest.flops / rates.flops_per_s + rest.packed_bytes / rates.packed_bytes_per_s,
+        (rest.touched_bytes - rest.streamed_bytes) / rates.bytes_per_s,
     )
     kernels_s = measured_s + products_s + rest.streamed_bytes / rates.bytes_per_s
     nodes_s = work.nodes * rates.profile.node_s
@@ -115,26 +125,31 @@ class _Rest:
     touched_bytes: int
     streamed_bytes: int
     sorted_ids: int
+    packed_bytes: int
 
 
 def _take(work: CountedWork, seconds: Mapping[str, float]) -> tuple[float, _Rest]:
     """Return what the measured kernels among the work take, and the rest of it."""
     measured_s = 0.0
     flops, touched, streamed = work.flops, work.touched_bytes, work.streamed_bytes
-    sorted_ids = work.sorted_ids
+    sorted_ids, packed = work.sorted_ids, work.packed_bytes
     for kernel in work.kernels:
         kernel_s = 0.0 if kernel.key == ABSORBED else seconds.get(kernel.key)
         if kernel_s is not None:
             measured_s += kernel.count * kernel_s
             flops, touched = flops - kernel.flops, touched - kernel.touched_bytes
             streamed, sorted_ids = streamed - kernel.streamed_bytes, sorted_ids - kernel.sorted_ids
-    return measured_s, _Rest(flops, touched, streamed, sorted_ids)
+            packed -= kernel.packed_bytes
+    return measured_s, _Rest(flops, touched, streamed, sorted_ids, packed)
 
 
-def node_s(flops: int, touched_bytes: int, rank: Rank | ClusterRank, cluster: Cluster) -> float:
+def node_s(
+    flops: int, touched_bytes: int, rank: Rank | ClusterRank, cluster: Cluster, packed_bytes: int = 0
+) -> float:
     """Return how long a single node takes on a rank's device."""
     rates = _rates(rank, cluster)
-    return rates.profile.node_s + max(flops / rates.flops_per_s, touched_bytes / rates.bytes_per_s)
+    product_s = flops / rates.flops_per_s + packed_bytes / rates.packed_bytes_per_s
+    return rates.profile.node_s + max(product_s, touched_bytes / rates.bytes_per_s)
 
 
 def _rates(rank: Rank | ClusterRank, cluster: Cluster, one_thread: bool = False) -> _Rates:
@@ -143,8 +158,9 @@ def _rates(rank: Rank | ClusterRank, cluster: Cluster, one_thread: bool = False)
     device = next((device for device in host.devices if device.name == rank.device), None)
     profile = PROFILES[device.profile if device else "cpu-core"]
     threads = (1 if one_thread else rank.threads) if rank.kind == "cpu" else 1
-    bytes_per_s = profile.memory_bytes_per_s * threads
+    bytes_per_s, packed_bytes_per_s = profile.memory_bytes_per_s * threads, inf
     if rank.kind == "cpu":
+        packed_bytes_per_s = bytes_per_s
         bytes_per_s = min(bytes_per_s, host.memory_bytes_per_s)
     flops_per_s = (device.flops_per_s if device else None) or profile.matmul_flops_per_s
-    return _Rates(profile, threads, flops_per_s * threads, bytes_per_s)
+    return _Rates(profile, threads, flops_per_s * threads, bytes_per_s, packed_bytes_per_s)

@@ -199,6 +199,7 @@ class ProgramMaker:
                 work.streamed_bytes,
                 work.nodes,
                 work.sorted_ids,
+                work.packed_bytes,
                 sizes.writes,
                 sizes.inner,
                 work.kernels,

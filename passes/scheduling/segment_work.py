@@ -4,6 +4,7 @@
     streamed_bytes         of those nodes that memory holds up on every device
     nodes                  with those in the bodies of functions, for each costs something to start
     sorted_ids             that a Unique or a SumRows puts in order
+    packed_bytes           of matrices that a CPU arranges anew for a product, whatever rows it has
     kernels                of all that, what could be measured by itself (kernels.py)
 
 What follows the data has no size when it is lowered. It is taken to be as large as what it is made of: the
@@ -28,13 +29,15 @@ from partc.runtime.plan.program import KernelWork
 # Flops per byte, below those at which any device of profiles.py computes as fast as it reads (4.5, a CPU).
 LEAST_RIDGE = 4
 
+PACKING_OPS = {"MatMul", "Gemm"}
+
 SIZED_ALIKE = BLOCKABLE_OPS | {"Identity", "Reshape", "Unsqueeze", "Where"}
 
 
-Counts = tuple[int, int, int, int]  # flops, touched bytes, streamed bytes, sorted ids
+Counts = tuple[int, int, int, int, int]  # flops, touched bytes, streamed bytes, sorted ids, packed bytes
 NO_TRANSPOSES: Mapping[str, gs.Node] = {}
 NO_SHAPES: Mapping[tuple[str, int], Shape] = {}
-NOTHING: Counts = (0, 0, 0, 0)
+NOTHING: Counts = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Work:
     streamed_bytes: int
     nodes: int
     sorted_ids: int
+    packed_bytes: int = 0
     kernels: tuple[KernelWork, ...] = ()
 
 
@@ -89,16 +93,18 @@ class WorkCounter:
             key = self._namer.key(node, cached, transposes) if self._names_kernels else None
             before = kernels.get(key, (0, NOTHING))
             kernels[key] = before[0] + 1, _sum(before[1], counts)
-        flops, touched, streamed, sorted_ids = reduce(_sum, [own for _, own in kernels.values()], NOTHING)
+        own_counts = [own for _, own in kernels.values()]
+        flops, touched, streamed, sorted_ids, packed = reduce(_sum, own_counts, NOTHING)
         named = tuple(KernelWork(key, n, *own) for key, (n, own) in kernels.items() if key is not None)
-        return Work(flops, touched, streamed, number, sorted_ids, named)
+        return Work(flops, touched, streamed, number, sorted_ids, packed, named)
 
     def _count(self, node: gs.Node, cached: AbstractSet[str]) -> tuple[Counts, int]:
-        """Return what a node computes, touches, streams and sorts, and how many nodes it is."""
+        """Return what a node computes, touches, streams, sorts and packs, and how many nodes it is."""
         flops, touched = self._flops(node), self._touched(node, cached)
         body_nodes, sorts = self._body_of(node.op)
         streamed = touched if flops < LEAST_RIDGE * touched else 0
-        return (flops, touched, streamed, self._elements(node.inputs[0]) if sorts else 0), body_nodes
+        sorted_ids = self._elements(node.inputs[0]) if sorts else 0
+        return (flops, touched, streamed, sorted_ids, self._packed(node)), body_nodes
 
     def expected_bytes(self, tensor: gs.Tensor) -> int:
         """Return the size of a value without memory of its own; 0 where it has, or the data decide."""
@@ -123,6 +129,16 @@ class WorkCounter:
         if node.op in SCATTERS:
             return reads[1] + 3 * reads[2]
         return sum(reads) + sum(writes)
+
+    def _packed(self, node: gs.Node) -> int:
+        """Bytes of the second factor of a product, unless the first is of single rows."""
+        if node.op not in PACKING_OPS:
+            return 0
+        second = self._nbytes(node.inputs[1])
+        *rows, _ = self._lowered.shapes.get(node.outputs[0].name) or (None,)
+        is_batch = len(self._lowered.shapes.get(node.inputs[1].name) or ()) > 2
+        has_several = any(size != 1 for size in (rows[-1:] if is_batch else rows))
+        return second if has_several else 0
 
     def _nbytes(self, tensor: gs.Tensor) -> int:
         name = tensor.name
@@ -174,7 +190,8 @@ class WorkCounter:
 
 
 def _sum(one: Counts, other: Counts) -> Counts:
-    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
+    flops, touched, streamed, sorted_ids, packed = other
+    return (one[0] + flops, one[1] + touched, one[2] + streamed, one[3] + sorted_ids, one[4] + packed)
 
 
 def _cached(nodes: Sequence[gs.Node], read_later: AbstractSet[str]) -> set[str]:

@@ -195,7 +195,8 @@ def _instructions(plan: Plan) -> Iterator[Finding]:
                 yield from _twice("the segment's tensor", names, at)
                 work = (instruction.flops, instruction.touched_bytes, instruction.streamed_bytes)
                 sizes = (*instruction.write_bytes, instruction.inner_bytes)
-                if min(*work, *sizes, instruction.nodes, instruction.sorted_ids) < 0:
+                counts = (instruction.nodes, instruction.sorted_ids, instruction.packed_bytes)
+                if min(*work, *sizes, *counts) < 0:
                     yield "a negative amount of work", at
             case Store(target=target):
                 yield from _unknown("value of a variable", [target], variables, at)

@@ -47,6 +47,7 @@ class KernelWork(Record, frozen=True, array_like=True):
     touched_bytes: int
     streamed_bytes: int
     sorted_ids: int
+    packed_bytes: int = 0
 
 
 class Run(Record, frozen=True, tag="run"):
@@ -66,6 +67,7 @@ class Run(Record, frozen=True, tag="run"):
     streamed_bytes: int = 0  # of these, those of nodes that do little with them
     nodes: int = 0  # functions taken apart
     sorted_ids: int = 0  # ids that are put in order
+    packed_bytes: int = 0  # of matrices that a CPU arranges anew for each product with several rows
     write_bytes: tuple[int, ...] = ()  # expected, of each write; 0 where it has memory or no known size
     inner_bytes: int = 0  # the most that its nodes have made at once, without what has memory
     kernels: tuple[KernelWork, ...] = ()  # of that work, what could be measured by itself

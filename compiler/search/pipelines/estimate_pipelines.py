@@ -20,6 +20,7 @@ from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.passes.configure import configure
 from partc.passes.distribute import lay_out
 from partc.passes.rules.sharding_rules import rule_of
+from partc.passes.scheduling.segment_work import PACKING_OPS
 from partc.passes.search.named.weight_layouts import sent_along
 from partc.passes.search.operators.forward_nodes import find_variables_behind
 from partc.passes.search.stages.cut_stages import ADDITION_TRAFFIC, find_unawaited, gradient_bytes
@@ -34,13 +35,17 @@ TimedWork = tuple[int, When, float]  # place in the line, when, seconds
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A node: its place in the line, when it runs, what it computes, its bytes of weights or of samples."""
+    """A node: its place in the line, when it runs, what it computes, its bytes of weights or of samples.
+
+    `packed_bytes`: of a weight that a product packs, of every micro-batch anew.
+    """
 
     place: int
     when: When
     flops: int
     weight_bytes: int
     sample_bytes: int
+    packed_bytes: int
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,8 @@ class PipelineEstimate:
         prices, parts = self.pipelines.prices, count * self.pipelines.shares(data)
         for work in self._works:
             nbytes = (work.sample_bytes // parts + work.weight_bytes) // tensor
-            yield work.place, work.when, prices.node_s(work.flops // parts // tensor, nbytes)
+            flops, packed_bytes = work.flops // parts // tensor, work.packed_bytes // tensor
+            yield work.place, work.when, prices.node_s(flops, nbytes, packed_bytes)
         for place, nbytes in enumerate(self._gradient_bytes):
             if count > 1 and nbytes:
                 yield place, "behind", prices.node_s(0, ADDITION_TRAFFIC * nbytes // tensor)
@@ -146,7 +152,10 @@ class PipelineEstimate:
                 if tensor.name and not is_table:
                     sizes[tensor.name not in weights] += facts.nbytes(tensor.name)
             flops = rule.flops if rule is not None else 0
-            yield _Work(line.places.nodes[node.name], self._when(node.name), flops, *sizes)
+            packs = node.op in PACKING_OPS and node.inputs[1].name in weights
+            packed_bytes = facts.nbytes(node.inputs[1].name) if packs else 0
+            place, when = line.places.nodes[node.name], self._when(node.name)
+            yield _Work(place, when, flops, *sizes, packed_bytes)
 
     def _when(self, node: str) -> When:
         return self._when_of.get(node, "back")

@@ -71,6 +71,27 @@ def test_products_do_not_hide_what_streams_through_memory() -> None:
     assert streams == pytest.approx(2.0, rel=1e-4)
 
 
+def test_a_cpu_packs_a_factor_before_it_multiplies() -> None:
+    cpu = PROFILES["cpu-core"]
+    flops, nbytes = round(cpu.matmul_flops_per_s), round(cpu.memory_bytes_per_s)
+
+    packed = price("cpu", "cpu-core", flops=flops, packed_bytes=nbytes)
+    hidden = price("cpu", "cpu-core", flops=flops, touched_bytes=3 * nbytes, packed_bytes=nbytes)
+
+    assert packed == pytest.approx(2.0, rel=1e-4)
+    assert hidden == pytest.approx(3.0, rel=1e-4)
+    assert price("gpu", "v100", flops=flops, packed_bytes=nbytes) == price("gpu", "v100", flops=flops)
+
+
+def test_a_node_packs_as_a_segment_does() -> None:
+    cluster = cluster_of("cpu", "cpu-core")
+
+    packed_s = node_s(10**9, 10**6, ranks_of(cluster)[0], cluster, 10**8)
+
+    priced_s = price("cpu", "cpu-core", flops=10**9, touched_bytes=10**6, packed_bytes=10**8, nodes=1)
+    assert packed_s == pytest.approx(priced_s)
+
+
 def test_values_are_bound_and_ids_are_sorted_one_by_one() -> None:
     pairs = tuple((f"i{number}", f"v{number}") for number in range(10))
 
@@ -92,8 +113,9 @@ WORK = {
     "streamed_bytes": 2_000_000,
     "nodes": 9,
     "sorted_ids": 50,
+    "packed_bytes": 900_000,
     "kernels": (
-        KernelWork("known", 3, 4_000_000, 1_000_000, 500_000, 20),
+        KernelWork("known", 3, 4_000_000, 1_000_000, 500_000, 20, 600_000),
         KernelWork("other", 2, 1_000_000, 800_000, 700_000, 10),
         KernelWork(ABSORBED, 1, 0, 300_000, 300_000, 0),
     ),
@@ -102,7 +124,13 @@ WORK = {
 
 def test_measured_kernels_take_the_place_of_their_work() -> None:
     cpu = PROFILES["cpu-core"]
-    rest = {"flops": 5_000_000, "touched_bytes": 1_700_000, "streamed_bytes": 1_200_000, "sorted_ids": 30}
+    rest = {
+        "flops": 5_000_000,
+        "touched_bytes": 1_700_000,
+        "streamed_bytes": 1_200_000,
+        "sorted_ids": 30,
+        "packed_bytes": 300_000,
+    }
     times = KernelTimes({("cpu", "cpu-core", 1): {"known": 7e-3, "never asked for": 1.0}}, "x")
 
     priced = price("cpu", "cpu-core", times, **WORK)

@@ -1,7 +1,10 @@
 """The work of a chunk of nodes, counted by hand."""
 
+from math import prod
+
 import numpy as np
 import onnx_graphsurgeon as gs
+import pytest
 
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS, sum_rows_function
 from partc.passes.layouts.configuration import data_parallel
@@ -37,6 +40,30 @@ def test_a_product_of_many_flops_a_byte_is_not_streamed() -> None:
     assert (work.nodes, work.flops, work.touched_bytes, work.streamed_bytes) == (2, 4900, 2400, 1200)
     lowered.flops[product.name] -= 1
     assert counter(lowered).count([product, added], {"y"}).streamed_bytes == 2400
+
+
+@pytest.mark.parametrize(
+    ("op", "first", "second", "made", "packed_bytes"),
+    [
+        ("MatMul", (4, 8), (8, 16), (4, 16), 512),
+        ("MatMul", (1, 8), (8, 16), (1, 16), 0),
+        ("MatMul", (8,), (8, 16), (16,), 0),
+        ("MatMul", (3, 1, 8), (8, 16), (3, 1, 16), 512),
+        ("MatMul", (3, 1, 8), (3, 8, 16), (3, 1, 16), 0),
+        ("MatMul", (3, 2, 8), (3, 8, 16), (3, 2, 16), 1536),
+        ("MatMul", (None, 8), (8, 16), (None, 16), 512),
+        ("Gemm", (8, 4), (8, 16), (4, 16), 512),
+        ("Mul", (4, 16), (4, 16), (4, 16), 0),
+    ],
+)
+def test_products_of_several_rows_pack_their_second_factor(
+    op: str, first: tuple[int, ...], second: tuple[int, ...], made: tuple[int, ...], packed_bytes: int
+) -> None:
+    shapes = {"x": first, "w": second, "y": made}
+    lowered = LoweredGraph(WORKERS, nbytes={"w": 4 * prod(second), "y": 4}, shapes=shapes)
+    work = counter(lowered).count([node(op, [value("x"), value("w")], value("y"))], {"y"})
+
+    assert work.packed_bytes == packed_bytes
 
 
 def test_functions_count_as_their_bodies_and_the_ids_that_they_sort() -> None:
