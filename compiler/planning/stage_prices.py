@@ -62,7 +62,7 @@ class StagePrices:
         return lambda flops, nbytes: node_s(flops, nbytes, self._ranks[worker], self.cluster)
 
     def node_s(self, flops: int, nbytes: int, packed_bytes: int = 0) -> float:
-        """Return what a node takes on a worker: of bytes that it reads and writes, and those that it packs."""
+        """Return what a node takes on a worker. `nbytes`: that it reads and writes, `packed_bytes` packs."""
         key = flops, nbytes, packed_bytes
         if key not in self._nodes:
             self._nodes[key] = node_s(flops, nbytes, self._ranks[0], self.cluster, packed_bytes)
