@@ -20,7 +20,7 @@ from partc.compiler.planning.explain_stages import explain_stages
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.planning.measure_sparsity import measure_sparsity
 from partc.compiler.planning.name_strategy import name_strategy
-from partc.compiler.planning.order_step import OrderedStep, order_step
+from partc.compiler.planning.order_step import order_step
 from partc.compiler.planning.plan_in_memory import plan_in_memory
 from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.quickest_workers import quickest_first
@@ -29,7 +29,6 @@ from partc.cost.assignment.partitions import PartitionSearch, check_partitions, 
 from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.simulation.measured_kernels import prices_sha256
-from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.sparsity import with_measured_rows
 from partc.cost.strategy import Mode, Strategy
@@ -324,12 +323,12 @@ def lower_as_decided(compilation: Compilation) -> None:
 
 def outline(compilation: Compilation) -> None:
     """Cut the distributed step into segments, and write none of them: the plan is good for being priced."""
-    compilation.ordered, compilation.plan = _plan(compilation, None)
+    compilation.plan = _plan(compilation, None)
 
 
 def schedule(compilation: Compilation) -> None:
     """Cut the distributed step into segments, and write them."""
-    compilation.ordered, plan = _plan(compilation, compilation.files)
+    plan = _plan(compilation, compilation.files)
     if compilation.options.asynchronous:
         plan = make_sessions(plan, compilation.lowered, compilation.cluster, compilation.files.folder)
     prices = prices_sha256(compilation.options.times)
@@ -338,12 +337,15 @@ def schedule(compilation: Compilation) -> None:
     )
 
 
-def _plan(compilation: Compilation, files: PlanFiles | None) -> tuple[OrderedStep, Plan]:
-    """Order what ranks do, unless pricing has, and plan it."""
+def _plan(compilation: Compilation, files: PlanFiles | None) -> Plan:
+    """Order what ranks do, unless pricing has, and plan it. Raises DoesNotFit."""
     analysis, strategy = compilation.analysis, compilation.strategy
     machines, options = compilation.machines, compilation.options
     ordered = compilation.ordered or order_step(analysis, compilation.lowered, strategy, machines)
-    return plan_in_memory(analysis, ordered, strategy, machines, options.sizes, files, options.times)
+    compilation.ordered, plan, compilation.memory = plan_in_memory(
+        analysis, ordered, strategy, machines, options.sizes, files, options.times
+    )
+    return plan
 
 
 def open_segments(compilation: Compilation) -> None:
@@ -362,12 +364,11 @@ def await_segments(compilation: Compilation) -> None:
 
 
 def check_and_simulate(compilation: Compilation) -> None:
-    """Prove that the program ends, that it fits in memory, and predict its time."""
+    """Prove that the program ends, and predict its time."""
     with _checked(compilation):
         compilation.timeline = simulate(
             compilation.plan, compilation.machines, Measured(kernels=compilation.options.times)
         )
-    compilation.memory = check_memory(compilation.plan, compilation.machines)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.methods import NAMES
 from partc.compiler.search.decide_strategy import decide_strategy
 from partc.cost.cluster.cluster import Cluster, ranks_of
-from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import Measured
 from partc.cost.what_if import WHAT_IF_FORMAT, PricedChange, PricedStep, WhatIf
 from partc.passes.graph.training_graph import TrainingGraph
@@ -116,7 +115,6 @@ class PriceChanges:
         """Return the price of what compiling makes of an input, and what is decided. Raises PartcError."""
         compilation = decide_strategy(self.read, cluster, options, COMPILE)
         run((OUTLINE,), compilation)
-        check_memory(compilation.plan, cluster)
         price = price_plan(compilation.plan, cluster, Measured(kernels=compilation.options.times))
         return price, describe_decisions(compilation)
 

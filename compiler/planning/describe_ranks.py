@@ -1,6 +1,6 @@
 """What every rank of a plan has of its own: where it runs, whom it meets, and what it holds."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank, groups_of, ranks_of
@@ -13,7 +13,7 @@ from partc.passes.scheduling.levels import name_way
 from partc.passes.scheduling.make_program import Program
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import IDLE, Instruction, Rank, Site, Slice, Start
-from partc.runtime.plan.variables import VariablePiece
+from partc.runtime.plan.variables import Box, VariablePiece
 
 OwnedRows = Mapping[str, tuple[tuple[int, int], ...]]  # parameter -> rows [start, stop) per server
 RankGroups = Mapping[str, tuple[tuple[int, ...], ...]]
@@ -81,8 +81,9 @@ def describe_ranks(
         for state in lowered.states
         if lowered.meanings[state.value][1].is_whole
     }
+    boxes: dict[Hashable, Box] = {}
     return tuple(
-        _Describer(training, lowered, program, rows, placed, servers.get(placed.rank), whole).describe(
+        _Describer(training, lowered, program, rows, placed, servers.get(placed.rank), whole, boxes).describe(
             numbers[placed.rank]
         )
         for placed in ranks_of(cluster)
@@ -108,6 +109,7 @@ class _Describer:
         placed: ClusterRank,
         server: int | None,
         whole: Mapping[str, VariablePiece],
+        boxes: dict[Hashable, Box],
     ) -> None:
         self._training = training
         self._lowered = lowered
@@ -116,6 +118,7 @@ class _Describer:
         self._placed = placed
         self._server = server
         self._whole = whole  # what ranks keep whole, by value: alike on all
+        self._boxes = boxes  # of all ranks so far, by layout, shape and place
         self._places: dict[Site, tuple[int, ...]] = {}
         self._sites = placed.sites
         self._replica: int | None = None
@@ -191,5 +194,8 @@ class _Describer:
         if layout.rows_of and self._server is not None:
             box = rows_box(shape, *self._rows[layout.rows_of][self._server])
         elif layout.splits() and (place := self._places.get(state.site)) is not None:
-            box = box_of(self._lowered.meshes.of(state.site), layout, shape, place)
+            key = state.site, layout, shape, place
+            if key not in self._boxes:
+                self._boxes[key] = box_of(self._lowered.meshes.of(state.site), layout, shape, place)
+            box = self._boxes[key]
         return VariablePiece(state.variable, state.value, box)

@@ -8,7 +8,7 @@ from partc.compiler.planning.build_plan import build_plan
 from partc.compiler.planning.order_step import OrderedStep
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.simulation.measured_kernels import KernelTimes
-from partc.cost.simulation.memory import check_memory
+from partc.cost.simulation.memory import DeviceMemory, check_memory
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.runtime.errors import DoesNotFit
@@ -23,19 +23,19 @@ def plan_in_memory(
     sizes: Mapping[str, int],
     files: PlanFiles | None,
     times: KernelTimes | None = None,
-) -> tuple[OrderedStep, Plan]:
-    """Return the step as it was planned, and its plan; segments are written where `build_plan` writes them.
+) -> tuple[OrderedStep, Plan, tuple[DeviceMemory, ...]]:
+    """Return the step as it was planned, its plan, and the memory that each rank needs.
 
-    Whether the plan fits is looked into only where fewer micro-batches could be under way: it may still not.
+    Segments are written where `build_plan` writes them. Raises DoesNotFit.
     """
     plan = build_plan(analysis, ordered, strategy, cluster, sizes, files, times)
-    if ordered.fewer is None:
-        return ordered, plan
     try:
-        check_memory(plan, cluster)
+        return ordered, plan, check_memory(plan, cluster)
     except DoesNotFit:
-        ordered = replace(ordered, turns=ordered.fewer, fewer=None)
-        if files is not None:
-            files.discard_segments()
-        plan = build_plan(analysis, ordered, strategy, cluster, sizes, files, times)
-    return ordered, plan
+        if ordered.fewer is None:
+            raise
+    ordered = replace(ordered, turns=ordered.fewer, fewer=None)
+    if files is not None:
+        files.discard_segments()
+    plan = build_plan(analysis, ordered, strategy, cluster, sizes, files, times)
+    return ordered, plan, check_memory(plan, cluster)

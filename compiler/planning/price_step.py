@@ -15,7 +15,6 @@ from partc.compiler.planning.order_step import OrderedStep, order_step
 from partc.compiler.planning.plan_in_memory import plan_in_memory
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.cost.cluster.cluster import Cluster, ranks_of, shares_places
-from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.strategy import Strategy, SyncFacts
 from partc.passes.analysis import Analysis
@@ -146,6 +145,7 @@ class StepPricer:
         lowered = lower_step(self._analysis, strategy, expected, self._options.asynchronous)
         ordered = order_step(self._analysis, lowered, strategy, self._cluster)
         sizes, times = self._options.sizes, self._options.times
-        ordered, plan = plan_in_memory(self._analysis, ordered, strategy, self._cluster, sizes, None, times)
-        check_memory(plan, self._cluster)
+        ordered, plan, _ = plan_in_memory(
+            self._analysis, ordered, strategy, self._cluster, sizes, None, times
+        )
         return simulate(plan, self._cluster, Measured(kernels=times)).step_s, ordered

@@ -8,7 +8,6 @@ from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, LOWERING, OUTLINE, run
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.named_strategy import NamedStrategy, parse_named
-from partc.cost.simulation.memory import check_memory
 from partc.cost.strategy import Strategy
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import DoesNotFit, InputError
@@ -85,7 +84,7 @@ def _needed_bytes(training: TrainingGraph, cluster: Cluster, options: Options) -
     """Return what the fullest device needs. Raises DoesNotFit, and what compiling raises."""
     compilation = Compilation(training, cluster, options)
     run((*DECIDE, LOWERING, OUTLINE), compilation)
-    return max(need.certain_bytes for need in check_memory(compilation.plan, cluster))
+    return max(need.certain_bytes for need in compilation.memory)
 
 
 def _with_fix(refusal: DoesNotFit, fix: str) -> DoesNotFit:

@@ -16,7 +16,6 @@ from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK, WORKERS
-from partc.cost.simulation.memory import check_memory
 from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.strategy import Strategy
 from partc.passes.graph.fix_sizes import fix_sizes, open_sizes
@@ -91,7 +90,6 @@ class WholeSteps:
         self._note_first(compilation)
         run((CHOICE, LOWERING, OUTLINE), compilation)
         plan, measured = compilation.plan, Measured(kernels=compilation.options.times)
-        check_memory(plan, self.cluster)
         self.priced += 1
         priced = Priced(name, compilation.strategy, simulate(plan, self.cluster, measured).step_s)
         if self._quickest is None or priced.step_s < self._quickest[0].step_s:

@@ -129,21 +129,19 @@ def _units(items: Sequence[Item], lowered: LoweredGraph) -> list[_Unit]:
     """Return the AllGathers of variables with the copies that they send, as they are read."""
     copies = _copies_of_variables(lowered)
     units: list[_Unit] = []
+    read_at: dict[str, int] = {}
+    for place, item in enumerate(items):
+        for node in item.nodes:
+            for tensor in node.inputs:
+                read_at.setdefault(tensor.name, place)
     for item in items:
         if isinstance(item, Chunk) or item.bucket is None or not _gathers(item.nodes[0], copies):
             continue
         if all(value in copies for value in item.reads):
             sent = tuple(copies[value] for value in item.reads)
-            units.append(_Unit(sent, item, _first_read(items, set(item.writes))))
+            first = min(read_at.get(value, len(items)) for value in item.writes)
+            units.append(_Unit(sent, item, first))
     return sorted(units, key=lambda unit: unit.read_at)
-
-
-def _first_read(items: Sequence[Item], values: set[str]) -> int:
-    """Return the place of the first item that reads one of the values: behind all, if none does."""
-    for place, item in enumerate(items):
-        if any(tensor.name in values for node in item.nodes for tensor in node.inputs):
-            return place
-    return len(items)
 
 
 def share_gathered(

@@ -119,9 +119,10 @@ def schedule(
         for value in message.writes
     }
     items: list[Item] = []
+    arrived: set[str] = set()
     for wave in range(max(depth.values(), default=0) + 1):
         for item in _schedule_wave(nodes_of[wave], waiting[wave], lowered, repeated):
-            items += _cut_at_arrivals(item, arriving)
+            items += _cut_at_arrivals(item, arriving, arrived)
     return items
 
 
@@ -247,17 +248,16 @@ def _schedule_wave(
     return items
 
 
-def _cut_at_arrivals(item: Item, arriving: dict[str, str]) -> list[Item]:
-    """Cut a segment before each node that is the first to read a message; takes these out of `arriving`."""
+def _cut_at_arrivals(item: Item, arriving: Mapping[str, str], arrived: set[str]) -> list[Item]:
+    """Cut a segment before each node that is the first to read a message; adds these to `arrived`."""
     if not isinstance(item, Chunk) or item.is_repeated:
         return [item]
     pieces = [Chunk(item.site)]
     for node in item.nodes:
-        arrived = {arriving[tensor.name] for tensor in node.inputs if tensor.name in arriving}
-        if arrived and pieces[-1].nodes:
+        read = {arriving[tensor.name] for tensor in node.inputs if tensor.name in arriving}
+        if read - arrived and pieces[-1].nodes:
             pieces.append(Chunk(item.site))
-        for value in [value for value, name in arriving.items() if name in arrived]:
-            del arriving[value]
+        arrived |= read
         pieces[-1].nodes.append(node)
     return [*pieces]
 
