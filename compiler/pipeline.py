@@ -54,7 +54,7 @@ CHOICE = PipelinePhase(
 ROW_ESTIMATE = PipelinePhase("check the row estimate", (stages.check_row_estimate,))
 LOWERING = PipelinePhase("lay out and lower", (stages.lower,))
 LOWERING_AS_DECIDED = PipelinePhase(
-    "lay out and lower", (stages.expand_split_operators, stages.lower_as_decided)
+    "lay out and lower", (stages.expand_split_operators, stages.describe_choices, stages.lower_as_decided)
 )
 OUTLINE = PipelinePhase("schedule", (stages.outline,))
 SCHEDULE = PipelinePhase("schedule and write", (stages.schedule,))

@@ -308,7 +308,6 @@ def lower(compilation: Compilation) -> None:
     """Make the distributed step, unless pricing has made it."""
     ordered = compilation.price.ordered(compilation.strategy)
     if ordered is None:
-        compilation.expected = expect_rows(compilation.facts, compilation.strategy, compilation.machines)
         lower_as_decided(compilation)
     else:
         compilation.lowered, compilation.ordered = ordered.lowered, ordered
@@ -316,6 +315,7 @@ def lower(compilation: Compilation) -> None:
 
 def lower_as_decided(compilation: Compilation) -> None:
     """Make the distributed step of the strategy."""
+    compilation.expected = expect_rows(compilation.facts, compilation.strategy, compilation.machines)
     compilation.lowered = lower_step(
         compilation.analysis, compilation.strategy, compilation.expected, compilation.options.asynchronous
     )

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from partc.cost.strategy import SyncFacts
+from partc.runtime.errors import BadUsage
+from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.record import Record
 
 SPARSITY_FORMAT = "partc-sparsity/1"
+SPARSITY = "sparsity.json"
 
 
 class TouchedRows(Record, frozen=True):
@@ -37,6 +41,17 @@ class Sparsity(Record, frozen=True):
 def encode_sparsity(sparsity: Sparsity) -> bytes:
     """Return sparsity.json: equal measurements give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(sparsity, order="deterministic"), indent=1) + b"\n"
+
+
+def read_sparsity(path: Path) -> Sparsity | None:
+    """Read what was measured, None where nothing was. Raises BadUsage."""
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Sparsity)
+    except NOT_DECODED as error:
+        fix = "take the file that `partc compile` wrote beside strategy.json"
+        raise BadUsage(str(error), at=str(path), fix=fix) from error
 
 
 def with_measured_rows(facts: Sequence[SyncFacts], sparsity: Sparsity) -> tuple[SyncFacts, ...]:

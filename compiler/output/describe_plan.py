@@ -11,7 +11,7 @@ from partc.compiler.report.describe_messages import with_words
 from partc.compiler.report.page import render_report
 from partc.cost.cluster.cluster import encode_cluster
 from partc.cost.simulation.measured_kernels import Profile, encode_profile
-from partc.cost.sparsity import encode_sparsity
+from partc.cost.sparsity import SPARSITY, encode_sparsity
 from partc.cost.strategy import encode_strategy
 from partc.runtime.plan.device_index import write_device_index
 from partc.runtime.plan.plan_folder import sha256_of_file
@@ -19,7 +19,6 @@ from partc.runtime.plan.plan_json import encode_plan
 
 ANNOTATED = "annotated.onnx"
 WHAT_IF = "what-if.json"
-SPARSITY = "sparsity.json"
 
 
 def describe_plan(compilation: Compilation) -> None:

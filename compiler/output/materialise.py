@@ -1,6 +1,7 @@
 """Make one rank's segments where they are needed, from what was decided elsewhere.
 
     train.onnx, strategy.json, cluster.json ─ analyse, lower, cut ─> DIR/segments/*.onnx of one rank
+    (and sparsity.json, where rows were measured: by what is on its way a step is ordered)
 
 The transformation follows from the decisions alone: whoever carries it out writes the same bytes. So the
 machine that decides need not transform for all others (parallax-abstract.txt, section 2).
@@ -20,6 +21,7 @@ from partc.compiler.pipeline import ANALYSIS, GRADIENTS, LOWERING_AS_DECIDED, SC
 from partc.compiler.planning.load_segments import load_segments
 from partc.compiler.settle_options import fill_sizes
 from partc.cost.cluster.cluster import Cluster, encode_cluster, read_any_cluster
+from partc.cost.sparsity import SPARSITY, Sparsity, encode_sparsity, read_sparsity
 from partc.cost.strategy import Strategy, encode_strategy, read_strategy
 from partc.cost.strategy_check import check_strategy
 from partc.passes.analysis import Analysis
@@ -35,23 +37,37 @@ STRATEGY, CLUSTER = "strategy.json", "cluster.json"
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a transformation follows from. `sizes`: a value for every symbolic size."""
+    """What a transformation follows from.
+
+    `sizes`: a value for every symbolic size; `sparsity`: the rows that a step touches, if measured.
+    """
 
     training: TrainingGraph
     strategy: Strategy
     cluster: Cluster
     sizes: Mapping[str, int]
     asynchronous: bool = False
+    sparsity: Sparsity | None = None
 
 
 def read_decisions(
     model: Path, strategy: Path, cluster: Path, sizes: Mapping[str, int], central: Plan | None
 ) -> Decisions:
-    """Read what was decided; sizes and the way to train from `central`, the plan, if there is one."""
+    """Read what was decided; sizes and the way to train from `central`, the plan, if there is one.
+
+    `strategy`: sparsity.json beside it is read, too. Raises PartcError.
+    """
     training = import_training_graph(model, needs_initial=False)
     all_sizes = dict(central.sizes) if central is not None else fill_sizes(sizes, training)
     is_asynchronous = central is not None and bool(central.asynchronous)
-    return Decisions(training, read_strategy(strategy), read_any_cluster(cluster), all_sizes, is_asynchronous)
+    return Decisions(
+        training,
+        read_strategy(strategy),
+        read_any_cluster(cluster),
+        all_sizes,
+        is_asynchronous,
+        read_sparsity(strategy.with_name(SPARSITY)),
+    )
 
 
 def write_decisions(compilation: Compilation, out: Path) -> Strategy:
@@ -61,6 +77,8 @@ def write_decisions(compilation: Compilation, out: Path) -> Strategy:
     (out / MODEL).write_bytes(compilation.analysis.training.source)
     (out / STRATEGY).write_bytes(encode_strategy(strategy))
     (out / CLUSTER).write_bytes(encode_cluster(compilation.cluster))
+    if compilation.sparsity is not None:
+        (out / SPARSITY).write_bytes(encode_sparsity(compilation.sparsity))
     return strategy
 
 
@@ -76,7 +94,7 @@ def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None
         strategy=strategy, batch=batch, sizes=decisions.sizes, asynchronous=decisions.asynchronous
     )
     compilation = Compilation(decisions.training, decisions.cluster, options)
-    compilation.strategy = strategy
+    compilation.strategy, compilation.sparsity = strategy, decisions.sparsity
     run((GRADIENTS, ANALYSIS), compilation)
     _check_complete(strategy, compilation.analysis, compilation.machines)
     run((LOWERING_AS_DECIDED,), compilation)

@@ -9,14 +9,12 @@ from partc.compiler.output.title_segments import SegmentTitler
 from partc.compiler.planning.describe_ranks import OwnedRows, describe_groups, describe_ranks, ranks_at_sites
 from partc.compiler.planning.mesh_messages import MeshMessages
 from partc.compiler.planning.order_step import OrderedStep, owned_rows
-from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.cost.cluster.cluster import Cluster
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes, prices_sha256
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.layouts import MICROBATCHES, REPLICAS, PerReplica, Split
-from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph
-from partc.passes.scheduling.levels import HostGrid
 from partc.passes.scheduling.make_program import Program, ProgramMaker
 from partc.passes.scheduling.outline_segments import SegmentOutliner
 from partc.passes.scheduling.schedule import Chunk
@@ -42,7 +40,12 @@ def build_plan(
     lowered, rows = ordered.lowered, owned_rows(strategy, cluster)
     writer = _segment_writer(analysis, ordered, cluster, files, times)
     program = ProgramMaker(
-        lowered, ordered.turns, ordered.repeated, _host_grid(cluster, lowered.meshes), writer, ordered.late
+        lowered,
+        ordered.turns,
+        ordered.repeated,
+        MeshMessages(lowered.meshes, cluster).grid,
+        writer,
+        ordered.late,
     ).make()
     groups = describe_groups(cluster, lowered, program.instructions)
     training = analysis.training
@@ -86,11 +89,6 @@ def _row_ends(lowered: LoweredGraph, rows: OwnedRows) -> dict[str, tuple[int, ..
 def _moments(program: Program) -> dict[str, tuple[int, ...]]:
     """Return the constants that tell every rank which micro-batch it is."""
     return {name: (number,) for number, name in enumerate(program.moments.get(MICROBATCHES, ()))}
-
-
-def _host_grid(cluster: Cluster, meshes: Meshes) -> HostGrid:
-    workers = tuple(placed.host for placed in ranks_of(cluster) if placed.replica is not None)
-    return HostGrid(len(cluster.hosts), workers, MeshMessages(meshes, cluster).go_by_levels)
 
 
 def _segment_writer(

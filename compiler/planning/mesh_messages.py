@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from functools import cache
 from itertools import chain
-from typing import Literal
+from typing import Literal, TypeGuard, get_args
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.cost.cluster.cluster import Cluster, ranks_of
@@ -13,14 +12,16 @@ from partc.cost.network import collectives
 from partc.cost.network.families import in_every, known_families
 from partc.cost.network.sums import Lines, all_reduce_along, goes_by_levels
 from partc.cost.network.topology import network_of
-from partc.cost.network.traffic import Phases, lane_loads, seconds_of
+from partc.cost.network.traffic import Phases, lane_loads, loaded_lanes, seconds_of
 from partc.cost.simulation.communication_phases import moved_bytes
 from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.exchange import describe_exchange
+from partc.passes.scheduling.levels import HostGrid
 from partc.runtime.plan.program import Site
 from partc.runtime.transports.communication import LONG_SUM_BYTES
 
-AlongOp = Literal["AllReduce", "ReduceScatter", "AllGather", "AllGatherRows"]  # messages along axes of a mesh
+# Messages along axes of a mesh.
+AlongOp = Literal["AllReduce", "ReduceScatter", "AllGather", "AllGatherRows", "ShiftAhead", "ShiftBack"]
 _WAYS = {  # of those in parts, on one line of workers
     "ReduceScatter": collectives.reduce_scatter,
     "AllGather": collectives.all_gather,
@@ -43,13 +44,17 @@ class MeshMessages:
         self.lanes_along = cache(self._find_lanes_along)
         self.sent_lanes = cache(self._find_sent_lanes)
         self.go_by_levels = cache(self._find_whether_by_levels)
+        self.grid = HostGrid(len(cluster.hosts), tuple(self._hosts), self.go_by_levels)
 
     def _find_lines(self, site: Site, axes: tuple[int, ...]) -> Lines:
         mesh = self._meshes.of(site)
         return tuple(tuple(self._workers[mesh.workers[at]] for at in line) for line in mesh.lines(axes))
 
     def _find_along_s(self, op: AlongOp, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
-        """Return the seconds of a message along axes. `nbytes`: of the whole, taken to be in equal parts."""
+        """Return the seconds of a message along axes.
+
+        `nbytes`: of the whole, taken to be in equal parts; of a shift, what each member sends.
+        """
         return seconds_of(self._network, self._along(op, site, axes, nbytes))
 
     def _find_handed_on_s(self, site: Site, axes: tuple[int, ...], nbytes: int) -> float:
@@ -72,10 +77,10 @@ class MeshMessages:
 
     def _find_lanes_along(self, op: AlongOp, site: Site, axes: tuple[int, ...]) -> tuple[int, ...]:
         """Return the lanes that hold up messages along axes."""
-        return self._loaded(self._along(op, site, axes, LONG_SUM_BYTES))
+        return loaded_lanes(self._network, self._along(op, site, axes, LONG_SUM_BYTES))
 
     def _find_sent_lanes(self, source: Site, target: Site) -> tuple[int, ...]:
-        return self._loaded(self._sent(source, target, LONG_SUM_BYTES))
+        return loaded_lanes(self._network, self._sent(source, target, LONG_SUM_BYTES))
 
     def _along(self, op: AlongOp, site: Site, axes: tuple[int, ...], nbytes: int) -> Phases:
         lines = self._lines(site, axes)
@@ -83,6 +88,8 @@ class MeshMessages:
             return all_reduce_along(self._network, lines, nbytes)
 
         def of_line(line: Sequence[str]) -> Phases:
+            if op in ("ShiftAhead", "ShiftBack"):
+                return collectives.shift(self._network, line[:: 1 if op == "ShiftAhead" else -1], nbytes)
             return _WAYS[op](self._network, line, [nbytes / len(line)] * len(line))
 
         return in_every(self._network, known_families(self._network, lines), of_line)
@@ -92,11 +99,12 @@ class MeshMessages:
         pairs = {(begin, end): float(nbytes) for begin, end in ends if begin != end}
         return collectives.exchange(self._network, self._workers, pairs)
 
-    def _loaded(self, phases: Phases) -> tuple[int, ...]:
-        seconds = lane_loads(self._network, phases) / self._network.bytes_per_s
-        return tuple(np.flatnonzero(seconds > seconds.max() / 2).tolist())
-
     def _find_whether_by_levels(
         self, site: Site, axes: tuple[int, ...], nbytes: int, is_rounded: bool
     ) -> bool:
         return goes_by_levels(self._network, self._lines(site, axes), nbytes, is_rounded)
+
+
+def is_along(op: str) -> TypeGuard[AlongOp]:
+    """Tell whether messages of an op go along axes of a mesh."""
+    return op in get_args(AlongOp)

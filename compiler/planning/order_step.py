@@ -80,7 +80,7 @@ def order_step(
     is_limited = strategy.recompute_bytes is not None
     if is_limited and lowered.meshes.microbatches == 1:  # else what both ways read is read all the time
         gather_again(lowered, {node.name for node in forward_nodes(analysis.training, analysis.main)})
-    message_s = MessagePrices(lowered, cluster, _slowest_link(cluster))
+    message_s = MessagePrices(lowered, cluster)
     seconds = ItemSeconds(lowered, cluster, message_s)
     segment_s = seconds.whole
     orders, repeated = _in_order(analysis, lowered, rows, cluster, message_s, seconds.within, is_limited)
@@ -167,7 +167,8 @@ def _in_order(
     )
     join_sums(lowered, in_buckets, position_of, message_s)
     has_times = orders_differ(lowered)
-    slots = ready_slots(lowered, position_of, seconds) if has_times else None
+    crosses = has_times and len(lowered.meshes.each) > 1
+    slots = ready_slots(lowered, position_of, seconds) if crosses else {}
     to_sums = partial(sums_first, node_s=lambda node: seconds(Chunk(lowered.meshes.sites[0], [node])))
     moves_sums = not is_limited and _moves_sums(lowered)
     sooner = [to_sums(lowered, position_of)] if moves_sums else []
@@ -178,11 +179,11 @@ def _in_order(
         sooner = [to_sums(lowered, position_of) for _ in sooner]
     repeated = find_repeated(lowered)
     places = [position_of, *sooner]
-    if has_times:
-        places = [lead_first(lowered, each) for each in places]
     orders = [schedule(lowered, *each, repeated) for each in zip(buckets, places, strict=True)]
-    schedules = _schedules(lowered, seconds, message_s, is_limited) if has_times else []
-    orders += [order_by_time(lowered, timed, places[0], times_of) for times_of in schedules]
+    if has_times:
+        leading = lead_first(lowered, position_of)
+        schedules = _schedules(lowered, seconds, message_s, cluster, is_limited)
+        orders += [order_by_time(lowered, timed, leading, times_of) for times_of in schedules]
     return _quickest(orders, lowered, cluster, message_s), repeated
 
 
@@ -209,12 +210,12 @@ def _played(
 ) -> list[float]:
     """Return the seconds of a step in each order, about as its plan is simulated."""
     segment_s = ItemSeconds(lowered, cluster, message_s).whole
-    resources = _resources(lowered, chain.from_iterable(orders), segment_s, message_s)
+    resources = _resources(lowered, chain.from_iterable(orders), segment_s, message_s, cluster)
     return [step_s(order, resources) for order in orders]
 
 
 def _schedules(
-    lowered: LoweredGraph, seconds: Seconds, message_s: MessagePrices, is_limited: bool
+    lowered: LoweredGraph, seconds: Seconds, message_s: MessagePrices, cluster: Cluster, is_limited: bool
 ) -> list[TimesOf]:
     """Return the schedules that are tried: where memory is limited, the one that keeps to the graph."""
 
@@ -222,15 +223,21 @@ def _schedules(
         return simulate_items(items, Workers(lowered), seconds)
 
     def by_rank(items: Sequence[Item]) -> Sequence[Time]:
-        return fill_gaps(items, _resources(lowered, items, seconds, message_s))
+        return fill_gaps(items, _resources(lowered, items, seconds, message_s, cluster))
 
     return [in_turn] if is_limited else [in_turn, by_rank]
 
 
 def _resources(
-    lowered: LoweredGraph, items: Iterable[Item], seconds: Seconds, message_s: MessagePrices
+    lowered: LoweredGraph,
+    items: Iterable[Item],
+    seconds: Seconds,
+    message_s: MessagePrices,
+    cluster: Cluster,
 ) -> Resources:
-    return Resources(lowered, items, seconds, message_s.lanes, message_s.handed_on_s)
+    servers = [rank for rank in ranks_of(cluster) if "server" in rank.sites]
+    shared = [-1 if server.replica is None else server.replica for server in servers]
+    return Resources(lowered, items, seconds, message_s.levels, shared)
 
 
 def bucket_bytes(cluster: Cluster) -> int:

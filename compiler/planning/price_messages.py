@@ -1,57 +1,66 @@
-"""What messages take on links: along axes of a mesh, and from mesh to mesh; others, roughly."""
+"""What messages take on links, level by level: along axes of a mesh, between meshes, to and from servers."""
 
 from collections.abc import Sequence
-from typing import TypeGuard, get_args
 
 import onnx_graphsurgeon as gs
 
-from partc.compiler.planning.mesh_messages import AlongOp, MeshMessages
+from partc.compiler.planning.mesh_messages import MeshMessages, is_along
+from partc.compiler.planning.server_messages import SERVER_OPS, ServerMessages
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.profiles import CPU_START_S, PER_COMMUNICATION_S, PER_ROWS_S
 from partc.passes.lowering.lowered_graph import LoweredGraph
+from partc.passes.scheduling.levels import levels_of
+from partc.passes.scheduling.resources import Level
 from partc.passes.scheduling.schedule import Communication, Item
+from partc.runtime.plan.program import Site
 
 
 class MessagePrices:
-    """Prices of a step's messages; of rows and of what servers have, their bytes over the slowest link."""
+    """Prices of a step's messages, as the simulator has them."""
 
-    def __init__(self, lowered: LoweredGraph, cluster: Cluster, slowest_bytes_per_s: float) -> None:
+    def __init__(self, lowered: LoweredGraph, cluster: Cluster) -> None:
         self._lowered = lowered
-        self._slowest_bytes_per_s = slowest_bytes_per_s
         self._meshes = {mesh.name for mesh in lowered.meshes.each}
         self._messages = MeshMessages(lowered.meshes, cluster)
+        self._to_servers = ServerMessages(cluster)
+        self._has_servers = "server" in lowered.site_of.values()
 
     def __call__(self, item: Item) -> float:
         """Return the seconds of a message, from its beginning at a rank to its end, or to begin a segment."""
         if not isinstance(item, Communication):
             return CPU_START_S
-        op, attributes, nbytes = item.nodes[0].op, item.nodes[0].attrs, self._nbytes(item)
-        site, to = attributes.get("site"), attributes.get("to")
-        if site in self._meshes and _is_along(op):
-            own_s = PER_ROWS_S if op == "AllGatherRows" else PER_COMMUNICATION_S
-            return own_s + self._messages.along_s(op, site, attributes["axes"], nbytes)
-        if op == "Exchange":
-            return PER_COMMUNICATION_S + self._messages.exchanged_s(item.nodes[0])
-        if self._meshes.issuperset((site, to)):
-            return PER_COMMUNICATION_S + self._messages.sent_s(site, to, nbytes)
-        return PER_COMMUNICATION_S + nbytes / self._slowest_bytes_per_s
+        return sum(level.seconds for level in self.levels(item))
 
-    def handed_on_s(self, message: Communication) -> float:
-        """Return how long before its end a message's members may begin the next: links alone carry it on."""
-        op, attributes = message.nodes[0].op, message.nodes[0].attrs
-        if op != "AllReduce" or attributes.get("site") not in self._meshes:
-            return 0.0
-        return self._messages.handed_on_s(attributes["site"], attributes["axes"], self._nbytes(message))
+    def levels(self, message: Communication) -> tuple[Level, ...]:
+        """Return what a message takes, one level behind the other."""
+        node = message.nodes[0]
+        site, to = node.attrs.get("site"), node.attrs.get("to")
+        if node.op in SERVER_OPS or site == "server":
+            levels = levels_of(message, self._messages.grid, self._lowered)
+            return tuple(map(self._to_servers.level, levels))
+        return (self._along(message, site) if is_along(node.op) else self._between(message, site, to),)
 
-    def lanes(self, message: Communication) -> tuple[int, ...]:
-        """Return the lanes that hold a message up, nothing where wires of its members tell it all."""
-        op, attributes = message.nodes[0].op, message.nodes[0].attrs
-        site, to = attributes.get("site"), attributes.get("to")
-        if len(self._meshes) == 1 or site not in self._meshes:
-            return ()
-        if _is_along(op):
-            return self._messages.lanes_along(op, site, attributes["axes"])
-        return self._messages.sent_lanes(site, to) if to in self._meshes else ()
+    def _along(self, message: Communication, site: Site) -> Level:
+        op, axes, nbytes = message.nodes[0].op, message.nodes[0].attrs["axes"], self._nbytes(message)
+        assert is_along(op)
+        own_s = PER_ROWS_S if op == "AllGatherRows" else PER_COMMUNICATION_S
+        lanes = self._messages.lanes_along(op, site, axes) if self._may_share_lanes else ()
+        handed_on_s = self._messages.handed_on_s(site, axes, nbytes) if op == "AllReduce" else 0.0
+        return Level((site,), lanes, own_s + self._messages.along_s(op, site, axes, nbytes), handed_on_s)
+
+    def _between(self, message: Communication, site: Site, to: Site) -> Level:
+        node = message.nodes[0]
+        if node.op == "Exchange":
+            seconds = self._messages.exchanged_s(node)
+        else:
+            seconds = self._messages.sent_s(site, to, self._nbytes(message))
+        lanes = self._messages.sent_lanes(site, to) if self._may_share_lanes else ()
+        return Level((site, to), lanes, PER_COMMUNICATION_S + seconds)
+
+    @property
+    def _may_share_lanes(self) -> bool:
+        """Tell whether lanes hold up what wires of its members do not."""
+        return len(self._meshes) > 1 or self._has_servers
 
     def _nbytes(self, message: Communication) -> int:
         """Return the bytes of what is sent, as a whole where parts are made or joined."""
@@ -59,7 +68,3 @@ class MessagePrices:
 
     def _bytes_of(self, tensors: Sequence[gs.Tensor]) -> int:
         return sum(self._lowered.nbytes.get(tensor.name, 0) for tensor in tensors)
-
-
-def _is_along(op: str) -> TypeGuard[AlongOp]:
-    return op in get_args(AlongOp)

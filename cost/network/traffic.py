@@ -134,6 +134,12 @@ def seconds_of(network: Network, phases: Iterable[Phase]) -> float:
     return sum(phase.latency_s + network.busiest_s(lane_loads(network, (phase,))) for phase in phases)
 
 
+def loaded_lanes(network: Network, phases: Iterable[Phase]) -> tuple[int, ...]:
+    """Return the lanes that hold the phases up: as long in use as the busiest, or more than half of that."""
+    seconds = lane_loads(network, phases) / network.bytes_per_s
+    return tuple(np.flatnonzero(seconds > seconds.max() / 2).tolist())
+
+
 def totals_of(network: Network, phases: Iterable[Phase]) -> Totals:
     """Return all that the phases move."""
     totals = Totals.nothing(network)

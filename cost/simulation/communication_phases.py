@@ -5,6 +5,7 @@ from math import prod
 
 import numpy as np
 
+from partc.cost.cluster.cluster import ClusterRank
 from partc.cost.network import collectives
 from partc.cost.network.sums import all_reduce_of
 from partc.cost.network.topology import Network
@@ -19,7 +20,7 @@ def what_moves(start: Start) -> Hashable:
     return start.group, start.senders, start.receivers, sends, id(start.exchange)
 
 
-def phases_of(start: Start, members: Sequence[Rank], network: Network) -> Phases:
+def phases_of(start: Start, members: Sequence[Rank | ClusterRank], network: Network) -> Phases:
     """Return what one group sends for a communication. Members that are no senders send nothing.
 
     `payload_bytes` is the whole value for dense kinds, and for row kinds one member's part: what it

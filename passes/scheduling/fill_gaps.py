@@ -32,19 +32,29 @@ def fill_gaps(items: Sequence[Item], resources: Resources) -> list[Time]:
     heapq.heapify(heap)
     while heap:
         number = heapq.heappop(heap)[1]
-        item, seconds = items[number], resources.seconds(items[number])
+        item, from_s = items[number], ready_s[number]
         if isinstance(item, Communication):
-            from_s, held_s = ready_s[number] + PER_COMMUNICATION_S, resources.held_s(item)
-            begin_s = wires.take(resources.wires(item), from_s, held_s)
+            times[number] = _send(item, from_s + PER_COMMUNICATION_S, resources, wires)
         else:
-            begin_s = cores.take(resources.cores(item), ready_s[number], seconds)
-        times[number] = Time(begin_s, begin_s + seconds)
+            seconds = resources.seconds(item)
+            begin_s = cores.take(resources.cores(item), from_s, seconds)
+            times[number] = Time(begin_s, begin_s + seconds)
         for following in dependencies.after[number]:
             ready_s[following] = max(ready_s[following], times[number].end_s)
             missing[following] -= 1
             if not missing[following]:
                 heapq.heappush(heap, (-rank_s[following], following))
     return [times[number] for number in range(len(items))]
+
+
+def _send(message: Communication, from_s: float, resources: Resources, wires: "_Occupied") -> Time:
+    """Take what the levels of a message take, each once the one before has ended."""
+    begins_s: list[float] = []
+    at_s = from_s
+    for level in resources.held(message):
+        begins_s.append(wires.take(level.wires, at_s, level.held_s))
+        at_s = begins_s[-1] + level.seconds
+    return Time(begins_s[0], at_s)
 
 
 def _ranks(items: Sequence[Item], dependencies: Dependencies, resources: Resources) -> list[float]:

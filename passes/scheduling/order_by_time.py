@@ -74,15 +74,14 @@ def order_by_time(
 def orders_differ(lowered: LoweredGraph) -> bool:
     """Tell whether an order by time may be another than that of waves: messages wait for messages.
 
-    Micro-batches have an order of their own, and so has what servers hold.
+    Micro-batches have an order of their own.
     """
     if find_repeated(lowered).count > 1:
         return False
     if len(lowered.meshes.each) > 1:
         return True
     ahead = communications_ahead(lowered)
-    is_awaited = any(ahead[node.name] for node in lowered.nodes if is_communication(node))
-    return is_awaited and "server" not in lowered.site_of.values()
+    return any(ahead[node.name] for node in lowered.nodes if is_communication(node))
 
 
 class Workers:

@@ -1,28 +1,25 @@
 """What segments and messages take while they last, and how long a step of them is in their order.
 
     segment    the cores of its mesh's workers
-    message    the wires of its members, each of whom has one message at a time, and the lanes that hold it
-               up: messages of other meshes may take these as well. Of a sum by levels members begin the next
-               while links carry it on
+    message    level by level, the wires of its members, each of whom has one message at a time, and the lanes
+               that hold it up: messages of other meshes may take these as well. Of a sum by levels members
+               begin the next while links carry it on
 
 Resources that are never taken apart from each other count as one.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
-
-SERVER = -1  # all of them: they do the same
+from partc.runtime.plan.program import Site
 
 Resource = tuple[str, int]  # what it is, and which of them
 Taken = tuple[int, ...]  # numbers of resources
 Seconds = Callable[[Item], float]
-Lanes = Callable[[Communication], Iterable[int]]
-SecondsOfMessage = Callable[[Communication], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +30,39 @@ class Time:
     end_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One collective of those that carry out a message, one behind the other.
+
+    sites        whose members' wires it takes, and the lanes that hold it up
+    seconds      with what its members do themselves to begin it
+    handed_on_s  how long before its end its wires and lanes are free
+    """
+
+    sites: tuple[Site, ...]
+    lanes: tuple[int, ...]
+    seconds: float
+    handed_on_s: float = 0.0
+
+
+LevelsOf = Callable[[Communication], Sequence[Level]]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a level of a message takes, for how long, and when the next may begin."""
+
+    wires: Taken
+    held_s: float
+    seconds: float
+
+
 class Resources:
     """What items take, and for how long.
 
-    seconds   of an item; of a message, with what its members do themselves to begin it
-    lanes     that hold a message up
-    handed_on_s  how long before its end a message's wires and lanes are free
+    seconds  of a segment
+    levels   of a message
+    servers  the workers whose processes servers share, and another number for each that has its own
     """
 
     def __init__(
@@ -46,45 +70,56 @@ class Resources:
         lowered: LoweredGraph,
         items: Iterable[Item],
         seconds: Seconds,
-        lanes: Lanes,
-        handed_on_s: SecondsOfMessage,
+        levels: LevelsOf,
+        servers: Sequence[int] = (),
     ) -> None:
-        self._workers = {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": (SERVER,)}
-        self._of_item, self._handed_on_s = seconds, handed_on_s
+        self._workers = {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": servers}
+        self._of_segment, self._levels = seconds, levels
         self._seconds: dict[int, float] = {}  # by an item's id
+        self._held: dict[int, tuple[Held, ...]] = {}  # likewise
         first_of = {route_of(item): item for item in items}
-        cores = {route: self._all("core", item) for route, item in first_of.items()}
-        wires = {
-            route: self._all("wire", item) | {("lane", lane) for lane in lanes(item)}
+        cores = {route: self._all("core", self._ends(item)) for route, item in first_of.items()}
+        wires: dict[Hashable, set[Resource]] = {
+            (route, place): self._all("wire", level.sites) | {("lane", lane) for lane in level.lanes}
             for route, item in first_of.items()
             if isinstance(item, Communication)
+            for place, level in enumerate(levels(item))
         }
         self._cores, self._wires = _numbered(cores), _numbered(wires)
 
-    def _all(self, what: str, item: Item) -> set[Resource]:
+    def _ends(self, item: Item) -> Collection[Site]:
         if isinstance(item, Chunk):
-            return {(what, worker) for worker in self._workers[item.site]}
+            return (item.site,)
         attributes = item.nodes[0].attrs
-        ends = {attributes[end] for end in ("site", "to") if end in attributes} or self._workers.keys()
-        return {(what, worker) for end in ends for worker in self._workers[end]}
+        return {attributes[end] for end in ("site", "to") if end in attributes} or self._workers.keys()
+
+    def _all(self, what: str, sites: Iterable[Site]) -> set[Resource]:
+        return {(what, worker) for site in sites for worker in self._workers[site]}
 
     def cores(self, item: Item) -> Taken:
         """Return the cores of an item's members."""
         return self._cores[route_of(item)]
 
-    def wires(self, message: Communication) -> Taken:
-        """Return the wires and lanes of a message."""
-        return self._wires[route_of(message)]
+    def held(self, message: Communication) -> tuple[Held, ...]:
+        """Return what each level of a message takes, one behind the other."""
+        if id(message) not in self._held:
+            self._held[id(message)] = tuple(self._hold(message))
+        return self._held[id(message)]
 
-    def held_s(self, message: Communication) -> float:
-        """Return how long a message takes its wires and lanes."""
-        return self.seconds(message) - self._handed_on_s(message)
+    def _hold(self, message: Communication) -> Iterator[Held]:
+        route, own_s = route_of(message), PER_COMMUNICATION_S  # of the first: before it begins
+        for place, level in enumerate(self._levels(message)):
+            seconds = level.seconds - own_s
+            yield Held(self._wires[route, place], seconds - level.handed_on_s, seconds)
+            own_s = 0.0
 
     def seconds(self, item: Item) -> float:
         """Return how long an item lasts."""
         if id(item) not in self._seconds:
-            own_s = PER_COMMUNICATION_S if isinstance(item, Communication) else 0.0
-            self._seconds[id(item)] = self._of_item(item) - own_s
+            if isinstance(item, Communication):
+                self._seconds[id(item)] = sum(level.seconds for level in self.held(item))
+            else:
+                self._seconds[id(item)] = self._of_segment(item)
         return self._seconds[id(item)]
 
 
@@ -113,19 +148,21 @@ def step_s(items: Sequence[Item], resources: Resources) -> float:
     sent_s: dict[int, float] = defaultdict(float)  # wires and lanes
     made_s: dict[str, float] = defaultdict(float)
     for item in items:
-        seconds, cores = resources.seconds(item), resources.cores(item)
+        cores = resources.cores(item)
         if isinstance(item, Communication):
             free_s.update({core: free_s[core] + PER_COMMUNICATION_S for core in cores})
-        begin_s = max(
+        at_s = max(
             *(free_s[core] for core in cores),
             *(made_s[tensor.name] for node in item.nodes for tensor in node.inputs),
             0.0,
         )
         if isinstance(item, Communication):
-            wires = resources.wires(item)
-            begin_s = max(begin_s, *(sent_s[wire] for wire in wires))
-            sent_s.update(dict.fromkeys(wires, begin_s + resources.held_s(item)))
+            for level in resources.held(item):
+                at_s = max(at_s, *(sent_s[wire] for wire in level.wires))
+                sent_s.update(dict.fromkeys(level.wires, at_s + level.held_s))
+                at_s += level.seconds
         else:
-            free_s.update(dict.fromkeys(cores, begin_s + seconds))
-        made_s.update((tensor.name, begin_s + seconds) for node in item.nodes for tensor in node.outputs)
+            at_s += resources.seconds(item)
+            free_s.update(dict.fromkeys(cores, at_s))
+        made_s.update((tensor.name, at_s) for node in item.nodes for tensor in node.outputs)
     return max((*free_s.values(), *made_s.values()), default=0.0)

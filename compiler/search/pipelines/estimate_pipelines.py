@@ -155,7 +155,8 @@ class PipelineEstimate:
             packs = node.op in PACKING_OPS and node.inputs[1].name in weights
             packed_bytes = facts.nbytes(node.inputs[1].name) if packs else 0
             place, when = line.places.nodes[node.name], self._when(node.name)
-            yield _Work(place, when, flops, *sizes, packed_bytes)
+            weight_bytes, sample_bytes = sizes
+            yield _Work(place, when, flops, weight_bytes, sample_bytes, packed_bytes)
 
     def _when(self, node: str) -> When:
         return self._when_of.get(node, "back")

@@ -47,11 +47,18 @@ def images() -> onnx.ModelProto:
     return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
 
 
+def words() -> onnx.ModelProto:
+    """Tables that servers keep."""
+    sizes = {"vocab": 2000, "embedding": 128, "cells": 128, "projection": 64, "steps": 4, "samples": 128}
+    return build_training_graph(build_model("lm", batch=16, **sizes), loss="loss", optimizer=SGD(0.1))
+
+
 STEPS: dict[str, Callable[[], onnx.ModelProto]] = {
     "recurrent": recurrent,
     "wide": wide,
     "translating": translating,
     "images": images,
+    "words": words,
     "large recurrent": partial(recurrent, batch=128, cells=448),
 }
 CASES = [
@@ -69,6 +76,12 @@ CASES = [
         ("2x2s", "tensor=2"),
     )
 ] + [("images", "2x2s", strategy) for strategy in ("layerwise", "allreduce", "tensor=2")]
+CASES += [
+    (step, cluster, strategy)
+    for step, cluster in (("wide", "2x2"), ("wide", "2x2s"), ("words", "2x1"), ("words", "2x2s"))
+    for strategy in ("ps", "hybrid")
+    if (step, strategy) != ("wide", "hybrid")
+]
 SAMPLE = range(0, len(CASES), 5)
 
 

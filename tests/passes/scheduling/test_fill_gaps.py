@@ -7,7 +7,7 @@ import pytest
 
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.passes.scheduling.fill_gaps import fill_gaps
-from partc.passes.scheduling.resources import Resources, Time
+from partc.passes.scheduling.resources import Level, Resources, Time
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from tests.builders.graphs.random_items import WORKERS, ends_of, item, random_items
 
@@ -22,8 +22,8 @@ def lanes(message: Communication) -> Iterable[int]:
     return LANES.get(ends_of(message), ())
 
 
-def at_its_end(message: Communication) -> float:
-    return 0.0
+def one_level(message: Communication) -> list[Level]:
+    return [Level(ends_of(message), tuple(lanes(message)), seconds(message))]
 
 
 def do_not_overlap(times: Iterable[Time]) -> bool:
@@ -35,7 +35,7 @@ def do_not_overlap(times: Iterable[Time]) -> bool:
 def test_nobody_does_two_things_and_nothing_begins_before_what_it_reads(seed: int) -> None:
     lowered, items = random_items(seed)
 
-    times = fill_gaps(items, Resources(lowered, items, seconds, lanes, at_its_end))
+    times = fill_gaps(items, Resources(lowered, items, seconds, one_level))
 
     ends = {one.nodes[0].name: time.end_s for one, time in zip(items, times, strict=True)}
     both = list(zip(items, times, strict=True))
@@ -60,11 +60,38 @@ def test_a_message_begins_when_members_of_the_one_before_are_free() -> None:
     lowered, _ = random_items(0)
 
     def begins_s(handed_on_s: float) -> list[float]:
-        resources = Resources(lowered, items, seconds, lanes, lambda _: handed_on_s)
+        levels = [Level(("a",), (), 0.5 + PER_COMMUNICATION_S, handed_on_s)]
+        resources = Resources(lowered, items, seconds, lambda _: levels)
         return sorted(time.begin_s for time in fill_gaps(items, resources))
 
     assert begins_s(0.0) == pytest.approx([PER_COMMUNICATION_S, PER_COMMUNICATION_S + 0.5])
     assert begins_s(0.2) == pytest.approx([PER_COMMUNICATION_S, PER_COMMUNICATION_S + 0.3])
+
+
+def test_levels_of_a_message_go_one_behind_the_other_and_others_between_them() -> None:
+    """A push: workers a to server b, then servers alone; a's next message waits for its first level only."""
+    items = [item(None, name, ends={"site": "a", "to": "b"}) for name in ("1", "2")]
+    lowered, _ = random_items(0)
+    own_s = PER_COMMUNICATION_S
+    levels = [Level(("a", "b"), (), 1 + own_s), Level(("b",), (), 3.0)]
+
+    times = fill_gaps(items, Resources(lowered, items, seconds, lambda _: levels))
+
+    first, second = sorted(times, key=lambda time: time.begin_s)
+    assert (first.begin_s, first.end_s) == pytest.approx((own_s, 4 + own_s))
+    assert (second.begin_s, second.end_s) == pytest.approx((4 + own_s, 8 + own_s))
+
+
+def test_servers_that_share_a_process_with_a_worker_wait_for_it() -> None:
+    items = [item("a", "1"), item("server", "2"), item("both", "3")]
+    lowered, _ = random_items(0)
+
+    def begins_s(servers: tuple[int, ...]) -> list[float]:
+        resources = Resources(lowered, items, lambda _: 1.0, lambda _: (), servers)
+        return sorted(time.begin_s for time in fill_gaps(items, resources))
+
+    assert begins_s((0,)) == [0, 1, 2]
+    assert begins_s((-1,)) == [0, 0, 1]
 
 
 def test_what_most_comes_after_goes_first_and_other_things_wait_for_a_gap() -> None:
@@ -85,7 +112,10 @@ def test_what_most_comes_after_goes_first_and_other_things_wait_for_a_gap() -> N
             return 0.5 + PER_COMMUNICATION_S
         return 3.0 if one.nodes[0].name == "12" else 1.0
 
-    times = fill_gaps(items, Resources(lowered, items, lasts, lambda _: (), at_its_end))
+    def levels(message: Communication) -> list[Level]:
+        return [Level(ends_of(message), (), lasts(message))]
+
+    times = fill_gaps(items, Resources(lowered, items, lasts, levels))
 
     begins = {one.nodes[0].name: time.begin_s for one, time in zip(items, times, strict=True)}
     assert begins["6"] == 0 < begins["3"] == 1 < begins["12"]
