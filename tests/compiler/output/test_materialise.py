@@ -3,15 +3,19 @@
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import onnx
 import pytest
 
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
-from partc.compiler.options import Options
+from partc.compiler.options import Options, Sample
 from partc.compiler.output.materialise import Decisions, materialise, read_central_plan, read_decisions
 from partc.compiler.pipeline import compile_graph
 from partc.cost.cluster.cluster import read_cluster
 from partc.cost.strategy import read_strategy, write_strategy
+from partc.models.catalogue import build_model
 from partc.passes.search.named import divide_products
 from partc.runtime.plan.program import Aggregation, Run, instructions_of
 from tests.builders.graphs.soap_models import MODELS, soap_model
@@ -140,6 +144,25 @@ def test_an_asynchronous_session_is_made_alike(tmp_path: Path) -> None:
         decisions = read_decisions(*files, {}, plan)
         assert decisions.asynchronous
         assert materialise(decisions, rank.rank, tmp_path / f"rank{rank.rank}", plan)
+
+
+def test_rows_that_were_measured_decide_the_order_of_what_servers_keep(tmp_path: Path) -> None:
+    sizes = {"vocab": 2000, "embedding": 64, "cells": 64, "projection": 64, "steps": 4, "samples": 128}
+    step = build_training_graph(build_model("lm", batch=16, **sizes), loss="loss", optimizer=SGD(0.1))
+    inputs = import_training_graph(step).data_inputs
+    np.savez(tmp_path / "same.npz", **{name: np.zeros(e.shape, e.dtype) for name, e in inputs.items()})
+    sample = Sample(str(tmp_path / "same.npz"), 1)
+    options = Options(strategy="hybrid", batch="global", sample=sample)
+    compile_graph(import_training_graph(step), cluster_of("2x1"), tmp_path / "out", options)
+    plan = tmp_path / "out" / "plan.json"
+    made = ("executor", "--materialise", *decisions_in(tmp_path / "out"), "--plan", plan)
+
+    assert "equal to those of the plan" in done(*made, "-o", tmp_path / "own")
+
+    (tmp_path / "out" / "sparsity.json").write_text("[]")
+    refused(*made, "-o", tmp_path / "damaged", at="sparsity.json", fix="that `partc compile` wrote")
+    (tmp_path / "out" / "sparsity.json").unlink()
+    refused(*made, "-o", tmp_path / "assumed", what="another file than the plan names")
 
 
 def test_a_strategy_that_leaves_something_open_is_refused(compiled: Path, tmp_path: Path) -> None:
