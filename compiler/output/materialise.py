@@ -149,6 +149,6 @@ def _compare(folder: Path, own: tuple[str, ...], central: Plan) -> None:
             raise BadPlan(
                 "this rank makes another file than the plan names",
                 at=name,
-                fix="take train.onnx, strategy.json and cluster.json from the plan's own folder, and the "
-                "same version of partc",
+                fix="take train.onnx, cluster.json, strategy.json and any sparsity.json from the plan's own "
+                "folder, and the same version of partc",
             )

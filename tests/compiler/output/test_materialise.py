@@ -162,7 +162,7 @@ def test_rows_that_were_measured_decide_the_order_of_what_servers_keep(tmp_path:
     (tmp_path / "out" / "sparsity.json").write_text("[]")
     refused(*made, "-o", tmp_path / "damaged", at="sparsity.json", fix="that `partc compile` wrote")
     (tmp_path / "out" / "sparsity.json").unlink()
-    refused(*made, "-o", tmp_path / "assumed", what="another file than the plan names")
+    refused(*made, "-o", tmp_path / "assumed", what="another file than the plan names", fix="sparsity.json")
 
 
 def test_a_strategy_that_leaves_something_open_is_refused(compiled: Path, tmp_path: Path) -> None:
