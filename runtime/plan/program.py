@@ -22,7 +22,7 @@ import msgspec
 from partc.runtime.plan.record import Range, Record
 from partc.runtime.plan.variables import DataInput, DrawnInput, PlanVariable, ShardInput, VariablePiece
 
-PLAN_FORMAT = "partc-plan/6"
+PLAN_FORMAT = "partc-plan/7"
 
 Site = str  # worker, server, or a stage of workers: stage0, stage1, ...
 IDLE: Site = "idle"  # of a worker whom no operator was given

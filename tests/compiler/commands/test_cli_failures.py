@@ -45,7 +45,7 @@ def test_a_plan_whose_files_were_changed_is_refused(folder: Path, command: str, 
     ("damage", "what"),
     [
         (lambda text: text[:300], "truncated"),
-        (lambda text: text.replace(b"partc-plan/6", b"partc-plan/7"), "'partc-plan/7'"),
+        (lambda text: text.replace(b"partc-plan/7", b"partc-plan/8"), "'partc-plan/8'"),
         (lambda text: b"[]", "not a plan"),
         (lambda text: b"\xff\x00", "not a plan"),
     ],

@@ -199,7 +199,7 @@ def test_the_plan_is_plain_json_of_a_known_format(tmp_path: Path) -> None:
 
     plan = msgspec.json.decode((folder.path / "plan.json").read_bytes())
 
-    assert plan["format"] == "partc-plan/6"
+    assert plan["format"] == "partc-plan/7"
     assert str(tmp_path) not in (folder.path / "plan.json").read_text()
 
 
@@ -253,7 +253,7 @@ def test_trained_variables_go_by_force_alone(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[]", '{"format": "cake/1", "files": {}}', '{"format": "partc-plan/6"}', ""]
+    "text", ["{}", "[]", '{"format": "cake/1", "files": {}}', '{"format": "partc-plan/7"}', ""]
 )
 def test_a_foreign_plan_json_is_not_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)

@@ -68,7 +68,7 @@ def test_a_plan_of_an_earlier_format_is_told_by_it_whatever_its_keys(tmp_path: P
     (folder / "plan.json").write_text(json.dumps(tree))
 
     with pytest.raises(
-        BadPlan, match=r"format 'partc-plan/2'\n.*\n.*reads 'partc-plan/6': compile"
+        BadPlan, match=r"format 'partc-plan/2'\n.*\n.*reads 'partc-plan/7': compile"
     ) as refusal:
         read_plan_folder(folder)
 
