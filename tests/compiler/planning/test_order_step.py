@@ -75,7 +75,7 @@ CASES = [
         ("2x2s", "allreduce"),
         ("2x2s", "tensor=2"),
     )
-] + [("images", "2x2s", strategy) for strategy in ("layerwise", "allreduce", "tensor=2")]
+] + [("images", "2x2s", strategy) for strategy in ("layerwise", "allreduce", "tensor=2", "spatial=2")]
 CASES += [
     (step, cluster, strategy)
     for step, cluster in (("wide", "2x2"), ("wide", "2x2s"), ("words", "2x1"), ("words", "2x2s"))
