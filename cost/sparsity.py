@@ -47,11 +47,17 @@ def read_sparsity(path: Path) -> Sparsity | None:
     """Read what was measured, None where nothing was. Raises BadUsage."""
     if not path.is_file():
         return None
+    fix = "take the file that `partc compile` wrote beside strategy.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Sparsity)
+        sparsity = msgspec.json.decode(path.read_bytes(), type=Sparsity)
     except NOT_DECODED as error:
-        fix = "take the file that `partc compile` wrote beside strategy.json"
         raise BadUsage(str(error), at=str(path), fix=fix) from error
+    if sparsity.format != SPARSITY_FORMAT:
+        raise BadUsage(f"measurements of format {sparsity.format!r}", at=f"{path}: format", fix=fix)
+    for name, touched in sparsity.parameters.items():
+        if not touched.distinct:
+            raise BadUsage("no number of distinct rows", at=f"{path}: parameters: {name}", fix=fix)
+    return sparsity
 
 
 def with_measured_rows(facts: Sequence[SyncFacts], sparsity: Sparsity) -> tuple[SyncFacts, ...]:

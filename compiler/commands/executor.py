@@ -40,7 +40,7 @@ def executor_command(
             raise BadUsage(
                 "decisions are missing",
                 at="--materialise",
-                fix="give --model, --strategy, --cluster and -o: `partc compile` writes all three files",
+                fix="give --model, --strategy, --cluster and -o: `partc compile` writes these files",
             )
         central = read_central_plan(plan) if plan is not None else None
         decisions = read_decisions(model, strategy, cluster, parse_sizes(size), central)

@@ -71,7 +71,10 @@ def read_decisions(
 
 
 def write_decisions(compilation: Compilation, out: Path) -> Strategy:
-    """Write train.onnx, strategy.json and cluster.json of what was decided into `out`, but no segment."""
+    """Write train.onnx, strategy.json and cluster.json into `out`, and sparsity.json if rows were measured.
+
+    No segment is made.
+    """
     strategy = compilation.strategy
     out.mkdir(parents=True, exist_ok=True)
     (out / MODEL).write_bytes(compilation.analysis.training.source)
@@ -86,7 +89,7 @@ def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None
     """Write into `out` what one rank runs; return the files' paths below it.
 
     `central`: a plan that was compiled elsewhere from the same decisions, whose hashes these files must have.
-    Raises BadUsage, BadPlan.
+    Raises BadUsage, BadPlan, DoesNotFit.
     """
     check_output_folder(out)
     strategy, batch = decisions.strategy, decisions.strategy.batch

@@ -13,7 +13,7 @@ from itertools import chain
 from partc.compiler.planning.describe_ranks import OwnedRows
 from partc.compiler.planning.price_items import ItemSeconds, first_worker
 from partc.compiler.planning.price_messages import MessagePrices
-from partc.cost.cluster.cluster import Cluster, ranks_of
+from partc.cost.cluster.cluster import Cluster, SessionView, ranks_of
 from partc.cost.simulation.roofline import node_s
 from partc.cost.strategy import Strategy
 from partc.passes.analysis import Analysis
@@ -166,10 +166,11 @@ def _in_order(
         limit_bytes=bucket_bytes(cluster),
     )
     join_sums(lowered, in_buckets, position_of, message_s)
-    has_times = orders_differ(lowered)
+    # What a session pushes is whole before any of it is applied: that order is its own.
+    has_times = orders_differ(lowered) and not isinstance(cluster, SessionView)
     crosses = has_times and len(lowered.meshes.each) > 1
     slots = ready_slots(lowered, position_of, seconds) if crosses else {}
-    to_sums = partial(sums_first, node_s=lambda node: seconds(Chunk(lowered.meshes.sites[0], [node])))
+    to_sums = partial(sums_first, node_s=lambda node: seconds(Chunk(lowered.site_of[node.name], [node])))
     moves_sums = not is_limited and _moves_sums(lowered)
     sooner = [to_sums(lowered, position_of)] if moves_sums else []
     buckets = [in_buckets(lowered, places=places) for places in (None, *sooner)]
@@ -220,7 +221,7 @@ def _schedules(
     """Return the schedules that are tried: where memory is limited, the one that keeps to the graph."""
 
     def in_turn(items: Sequence[Item]) -> Sequence[Time]:
-        return simulate_items(items, Workers(lowered), seconds)
+        return simulate_items(items, Workers(lowered, _servers(cluster)), seconds)
 
     def by_rank(items: Sequence[Item]) -> Sequence[Time]:
         return fill_gaps(items, _resources(lowered, items, seconds, message_s, cluster))
@@ -235,9 +236,13 @@ def _resources(
     message_s: MessagePrices,
     cluster: Cluster,
 ) -> Resources:
+    return Resources(lowered, items, seconds, message_s.levels, _servers(cluster))
+
+
+def _servers(cluster: Cluster) -> tuple[int, ...]:
+    """Return the workers whose processes servers share, -1 for servers that have their own."""
     servers = [rank for rank in ranks_of(cluster) if "server" in rank.sites]
-    shared = [-1 if server.replica is None else server.replica for server in servers]
-    return Resources(lowered, items, seconds, message_s.levels, shared)
+    return tuple(-1 if server.replica is None else server.replica for server in servers)
 
 
 def bucket_bytes(cluster: Cluster) -> int:

@@ -1,16 +1,14 @@
 """What servers and workers tell each other, level by level, as the simulator prices it."""
 
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
-from partc.cost.cluster.profiles import PER_COMMUNICATION_S, PER_ROWS_S
 from partc.cost.network.families import in_every, known_families
 from partc.cost.network.topology import network_of
 from partc.cost.network.traffic import loaded_lanes, seconds_of
-from partc.cost.simulation.communication_phases import phases_of
+from partc.cost.simulation.communication_phases import own_s, phases_of
 from partc.passes.layouts.layouts import WORKER
 from partc.passes.scheduling.levels import BETWEEN_LEVELS, ROWS, Collective
-from partc.passes.scheduling.resources import Level
+from partc.passes.scheduling.resources import MessageLevel
 from partc.runtime.plan.program import Site, Start
-from partc.runtime.transports.communication import ROW_KINDS
 
 SERVER_OPS = frozenset(
     op
@@ -30,9 +28,9 @@ class ServerMessages:
             name: tuple(tuple(ranks[member].device for member in members) for members in groups if members)
             for name, groups in groups_of(cluster).items()
         }
-        self._levels: dict[Start, Level] = {}
+        self._levels: dict[Start, MessageLevel] = {}
 
-    def level(self, collective: Collective) -> Level:
+    def level(self, collective: Collective) -> MessageLevel:
         """Return what a collective takes in all of its groups at once."""
         start = Start(
             0,
@@ -50,14 +48,16 @@ class ServerMessages:
             self._levels[start] = self._find_level(start)
         return self._levels[start]
 
-    def _find_level(self, start: Start) -> Level:
+    def _find_level(self, start: Start) -> MessageLevel:
         groups = self._groups[start.group]
         phases = in_every(
             self._network,
             known_families(self._network, groups),
             lambda line: phases_of(start, [self._rank_on[device] for device in line], self._network),
         )
-        is_rows = start.kind in ROW_KINDS and max(map(len, groups)) > 1
-        own_s = PER_ROWS_S if is_rows else PER_COMMUNICATION_S
+        largest = [self._rank_on[device] for device in max(groups, key=len)]
+        begun_s = own_s(start, largest, self._network)
         sites: tuple[Site, ...] = ("server",) if start.group == "servers" else (WORKER, "server")
-        return Level(sites, loaded_lanes(self._network, phases), own_s + seconds_of(self._network, phases))
+        return MessageLevel(
+            sites, loaded_lanes(self._network, phases), begun_s + seconds_of(self._network, phases)
+        )

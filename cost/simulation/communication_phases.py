@@ -1,4 +1,4 @@
-"""What a plan's communications send: the phases of each kind, and which are the same."""
+"""What a plan's communications send, and cost their members: phases of each kind, and which are the same."""
 
 from collections.abc import Hashable, Sequence
 from math import prod
@@ -6,12 +6,15 @@ from math import prod
 import numpy as np
 
 from partc.cost.cluster.cluster import ClusterRank
+from partc.cost.cluster.profiles import PER_COMMUNICATION_S, PER_ROWS_S
 from partc.cost.network import collectives
+from partc.cost.network.collectives import COPY_TRAFFIC
 from partc.cost.network.sums import all_reduce_of
-from partc.cost.network.topology import Network
+from partc.cost.network.topology import Network, memory_of
 from partc.cost.network.traffic import Phases
 from partc.runtime.plan.moves import shape_of
 from partc.runtime.plan.program import Exchange, Rank, Start
+from partc.runtime.transports.communication import ROW_KINDS
 
 
 def what_moves(start: Start) -> Hashable:
@@ -60,6 +63,16 @@ def phases_of(start: Start, members: Sequence[Rank | ClusterRank], network: Netw
         case "all_to_all_rows":
             shares = [take / max(1, sum(takes)) for take in takes]
             return collectives.all_to_all_rows(network, ends, sends, shares)
+
+
+def own_s(start: Start, members: Sequence[Rank | ClusterRank], network: Network) -> float:
+    """Return what a member does itself to begin and end a communication."""
+    if start.kind in ROW_KINDS:
+        return PER_ROWS_S if len(members) > 1 else PER_COMMUNICATION_S
+    if len(members) > 1 or start.kind != "all_gather":
+        return PER_COMMUNICATION_S
+    memory = network.lane_number[memory_of(members[0].host)]
+    return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / float(network.bytes_per_s[memory])
 
 
 def moved_bytes(exchange: Exchange) -> dict[tuple[int, int], int]:

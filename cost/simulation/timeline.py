@@ -16,7 +16,7 @@ computes so much longer while they move, or they move while it waits. Left out: 
 Store, which copies what is in the cache.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal, TypeVar
@@ -24,18 +24,16 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.cluster.profiles import OVERSUBSCRIBED_WAIT_S, PER_COMMUNICATION_S, PER_ROWS_S
-from partc.cost.network.collectives import COPY_TRAFFIC
+from partc.cost.cluster.profiles import OVERSUBSCRIBED_WAIT_S
 from partc.cost.network.families import Family, families_of, repeated
-from partc.cost.network.topology import memory_of, network_of
+from partc.cost.network.topology import network_of
 from partc.cost.network.traffic import Flows, Totals, lane_loads, seconds_of
 from partc.cost.network.ways import Array, Numbers
-from partc.cost.simulation.communication_phases import phases_of, what_moves
+from partc.cost.simulation.communication_phases import own_s, phases_of, what_moves
 from partc.cost.simulation.host_cores import Flags, HostCores
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.simulation.roofline import run_s
 from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Site, Start, Wait
-from partc.runtime.transports.communication import ROW_KINDS
 
 COMPACTED = 16  # elements from which on equal ones are kept as one
 LaneKind = Literal["compute", "communication"]
@@ -246,16 +244,6 @@ class Play:
             float(cores.threads_per_place[rank.rank]),
         )
 
-    def _own_s(self, start: Start, members: Sequence[Rank]) -> float:
-        """Return what a member does itself to begin and end a communication."""
-        if start.kind in ROW_KINDS:
-            return PER_ROWS_S if len(members) > 1 else PER_COMMUNICATION_S
-        if len(members) > 1 or start.kind != "all_gather":
-            return PER_COMMUNICATION_S
-        memory = self.network.lane_number[memory_of(members[0].host)]
-        rate = float(self.network.bytes_per_s[memory])
-        return PER_COMMUNICATION_S + COPY_TRAFFIC * start.payload_bytes / rate
-
     def _communicate(self, start: Start, number: int, ranks: Numbers, carried: PlayedTraffic) -> None:
         """Play a communication of all groups of a family, each of them when it is ready."""
         for flows in carried.flows:
@@ -300,7 +288,7 @@ class Play:
             occupied_s,
             float(occupied_s.max(initial=0.0)) if start.by_levels else seconds,
             loads[memory] / self.network.bytes_per_s[memory],
-            self._own_s(start, first),
+            own_s(start, first, self.network),
             _compact(np.tile(np.array(sends, np.int64), len(ranks))),
         )
 

@@ -87,8 +87,8 @@ def orders_differ(lowered: LoweredGraph) -> bool:
 class Workers:
     """Who is busy with an item: a mesh's workers compute, meshes may share them; messages all go at once."""
 
-    def __init__(self, lowered: LoweredGraph) -> None:
-        self._workers = {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": ("server",)}
+    def __init__(self, lowered: LoweredGraph, servers: tuple[int, ...] = ()) -> None:
+        self._workers = {mesh.name: mesh.workers for mesh in lowered.meshes.each} | {"server": servers}
 
     def __call__(self, item: Item) -> tuple[object, ...]:
         """Return what the item takes."""

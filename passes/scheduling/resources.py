@@ -31,7 +31,7 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class MessageLevel:
     """One collective of those that carry out a message, one behind the other.
 
     sites        whose members' wires it takes, and the lanes that hold it up
@@ -45,7 +45,7 @@ class Level:
     handed_on_s: float = 0.0
 
 
-LevelsOf = Callable[[Communication], Sequence[Level]]
+LevelsOf = Callable[[Communication], Sequence[MessageLevel]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Resources:
 
     seconds  of a segment
     levels   of a message
-    servers  the workers whose processes servers share, and another number for each that has its own
+    servers  the workers whose processes servers share, -1 for servers that have their own
     """
 
     def __init__(
@@ -77,13 +77,14 @@ class Resources:
         self._of_segment, self._levels = seconds, levels
         self._seconds: dict[int, float] = {}  # by an item's id
         self._held: dict[int, tuple[Held, ...]] = {}  # likewise
-        first_of = {route_of(item): item for item in items}
-        cores = {route: self._all("core", self._ends(item)) for route, item in first_of.items()}
+        items = list(items)
+        any_of = {route_of(item): item for item in items}
+        cores = {route: self._all("core", self._ends(item)) for route, item in any_of.items()}
+        messages = (item for item in items if isinstance(item, Communication))
+        ways = {(level.sites, level.lanes) for message in messages for level in levels(message)}
         wires: dict[Hashable, set[Resource]] = {
-            (route, place): self._all("wire", level.sites) | {("lane", lane) for lane in level.lanes}
-            for route, item in first_of.items()
-            if isinstance(item, Communication)
-            for place, level in enumerate(levels(item))
+            (sites, lanes): self._all("wire", sites) | {("lane", lane) for lane in lanes}
+            for sites, lanes in sorted(ways)
         }
         self._cores, self._wires = _numbered(cores), _numbered(wires)
 
@@ -107,10 +108,10 @@ class Resources:
         return self._held[id(message)]
 
     def _hold(self, message: Communication) -> Iterator[Held]:
-        route, own_s = route_of(message), PER_COMMUNICATION_S  # of the first: before it begins
-        for place, level in enumerate(self._levels(message)):
+        own_s = PER_COMMUNICATION_S  # of the first: before it begins
+        for level in self._levels(message):
             seconds = level.seconds - own_s
-            yield Held(self._wires[route, place], seconds - level.handed_on_s, seconds)
+            yield Held(self._wires[level.sites, level.lanes], seconds - level.handed_on_s, seconds)
             own_s = 0.0
 
     def seconds(self, item: Item) -> float:

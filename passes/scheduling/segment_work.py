@@ -4,7 +4,7 @@
     streamed_bytes         of those nodes that memory holds up on every device
     nodes                  with those in the bodies of functions, for each costs something to start
     sorted_ids             that a Unique or a SumRows puts in order
-    packed_bytes           of matrices that a CPU arranges anew for a product, whatever rows it has
+    packed_bytes           of matrices that a CPU arranges anew for a product of several rows
     kernels                of all that, what could be measured by itself (kernels.py)
 
 What follows the data has no size when it is lowered. It is taken to be as large as what it is made of: the

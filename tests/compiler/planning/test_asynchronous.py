@@ -4,9 +4,12 @@ import msgspec
 import onnx
 import pytest
 
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD, Adam, Optimizer
 from partc.compiler.planning.asynchronous import _check_updates, _settle_stores, strategy_of_sessions
 from partc.cost.cluster.cluster import view_of_session
 from partc.cost.strategy import STRATEGY_FORMAT, Strategy
+from partc.models.catalogue import build_model
 from partc.runtime.asynchronous.sessions.session import own_ranks, servers_of
 from partc.runtime.errors import BadUsage, UnsupportedModel
 from partc.runtime.plan.boxes import is_empty
@@ -54,6 +57,18 @@ def test_everything_that_is_trained_is_on_servers(tmp_path: Path, cluster: str) 
     assert all(is_empty(piece.box) for rank in own_ranks(plan) for piece in rank.pieces)
     owned = {piece.variable for rank in servers_of(plan) for piece in rank.pieces}
     assert owned == {variable.name for variable in plan.variables}
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.001)])
+@pytest.mark.parametrize("cluster", ["2x1", "2x2s"])
+def test_all_is_pushed_before_any_of_it_is_applied(
+    tmp_path: Path, optimizer: Optimizer, cluster: str
+) -> None:
+    """Whatever links and rows would make of the order of a step that waits for all."""
+    sizes = {"vocab": 2000, "embedding": 128, "cells": 128, "projection": 64, "steps": 4, "samples": 128}
+    step = build_training_graph(build_model("lm", batch=16, **sizes), loss="loss", optimizer=optimizer)
+
+    assert compile_sessions(step, tmp_path / "out", cluster).plan.asynchronous
 
 
 def test_no_variable_lies_where_messages_land(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
 from partc.passes.scheduling.fill_gaps import fill_gaps
-from partc.passes.scheduling.resources import Level, Resources, Time
+from partc.passes.scheduling.resources import MessageLevel, Resources, Time
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from tests.builders.graphs.random_items import WORKERS, ends_of, item, random_items
 
@@ -22,8 +22,8 @@ def lanes(message: Communication) -> Iterable[int]:
     return LANES.get(ends_of(message), ())
 
 
-def one_level(message: Communication) -> list[Level]:
-    return [Level(ends_of(message), tuple(lanes(message)), seconds(message))]
+def one_level(message: Communication) -> list[MessageLevel]:
+    return [MessageLevel(ends_of(message), tuple(lanes(message)), seconds(message))]
 
 
 def do_not_overlap(times: Iterable[Time]) -> bool:
@@ -60,7 +60,7 @@ def test_a_message_begins_when_members_of_the_one_before_are_free() -> None:
     lowered, _ = random_items(0)
 
     def begins_s(handed_on_s: float) -> list[float]:
-        levels = [Level(("a",), (), 0.5 + PER_COMMUNICATION_S, handed_on_s)]
+        levels = [MessageLevel(("a",), (), 0.5 + PER_COMMUNICATION_S, handed_on_s)]
         resources = Resources(lowered, items, seconds, lambda _: levels)
         return sorted(time.begin_s for time in fill_gaps(items, resources))
 
@@ -73,7 +73,7 @@ def test_levels_of_a_message_go_one_behind_the_other_and_others_between_them() -
     items = [item(None, name, ends={"site": "a", "to": "b"}) for name in ("1", "2")]
     lowered, _ = random_items(0)
     own_s = PER_COMMUNICATION_S
-    levels = [Level(("a", "b"), (), 1 + own_s), Level(("b",), (), 3.0)]
+    levels = [MessageLevel(("a", "b"), (), 1 + own_s), MessageLevel(("b",), (), 3.0)]
 
     times = fill_gaps(items, Resources(lowered, items, seconds, lambda _: levels))
 
@@ -112,8 +112,8 @@ def test_what_most_comes_after_goes_first_and_other_things_wait_for_a_gap() -> N
             return 0.5 + PER_COMMUNICATION_S
         return 3.0 if one.nodes[0].name == "12" else 1.0
 
-    def levels(message: Communication) -> list[Level]:
-        return [Level(ends_of(message), (), lasts(message))]
+    def levels(message: Communication) -> list[MessageLevel]:
+        return [MessageLevel(ends_of(message), (), lasts(message))]
 
     times = fill_gaps(items, Resources(lowered, items, lasts, levels))
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
-from partc.passes.scheduling.resources import Level, Resources, step_s
+from partc.passes.scheduling.resources import MessageLevel, Resources, step_s
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 from tests.builders.graphs.random_items import WORKERS, ends_of, random_items
 
 
-def played_s(items: list[Item], seconds: dict[str, float], levels: dict[str, list[Level]]) -> float:
+def played_s(items: list[Item], seconds: dict[str, float], levels: dict[str, list[MessageLevel]]) -> float:
     """Return how long the items take, worker by worker."""
     free: dict[object, float] = defaultdict(float)
     made: dict[str, float] = defaultdict(float)
@@ -48,9 +48,9 @@ def test_resources_that_count_as_one_change_nothing(seed: int) -> None:
             (sites, tuple(rng.choice(6, rng.integers(4), replace=False).tolist())) for sites in both
         ]
 
-    def level(sites: tuple[str, ...], lanes: tuple[int, ...]) -> Level:
+    def level(sites: tuple[str, ...], lanes: tuple[int, ...]) -> MessageLevel:
         lasts = float(rng.random())
-        return Level(sites, lanes, PER_COMMUNICATION_S + lasts, lasts * float(rng.random() < 0.5) / 2)
+        return MessageLevel(sites, lanes, PER_COMMUNICATION_S + lasts, lasts * float(rng.random() < 0.5) / 2)
 
     levels = {
         one.nodes[0].name: [level(*each) for each in taken[ends_of(one)]]
