@@ -44,14 +44,14 @@ def encode_sparsity(sparsity: Sparsity) -> bytes:
 
 
 def read_sparsity(path: Path) -> Sparsity | None:
-    """Read what was measured, None where nothing was. Raises BadUsage."""
+    """Read what was measured, None where no file is. Raises BadUsage where it is none that partc wrote."""
     if not path.is_file():
         return None
     fix = "take the file that `partc compile` wrote beside strategy.json"
     try:
         sparsity = msgspec.json.decode(path.read_bytes(), type=Sparsity)
-    except NOT_DECODED as error:
-        raise BadUsage(str(error), at=str(path), fix=fix) from error
+    except (OSError, *NOT_DECODED) as error:
+        raise BadUsage(f"measured rows cannot be read: {error}", at=str(path), fix=fix) from error
     if sparsity.format != SPARSITY_FORMAT:
         raise BadUsage(f"measurements of format {sparsity.format!r}", at=f"{path}: format", fix=fix)
     for name, touched in sparsity.parameters.items():

@@ -1,5 +1,7 @@
 """What servers and workers tell each other, level by level, as the simulator prices it."""
 
+from dataclasses import replace
+
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
 from partc.cost.network.families import in_every, known_families
 from partc.cost.network.topology import network_of
@@ -31,19 +33,8 @@ class ServerMessages:
         self._levels: dict[Start, MessageLevel] = {}
 
     def level(self, collective: Collective) -> MessageLevel:
-        """Return what a collective takes in all of its groups at once."""
-        start = Start(
-            0,
-            collective.kind,
-            collective.group,
-            collective.senders,
-            collective.receivers,
-            reads=(),
-            writes=(),
-            counts=collective.counts,
-            payload_bytes=collective.payload_bytes,
-            rounds_to=collective.rounds_to,
-        )
+        """Return what a collective takes in all of its groups at once; alike ones are priced once."""
+        start = replace(collective, reads=(), writes=(), label="").start(0)
         if start not in self._levels:
             self._levels[start] = self._find_level(start)
         return self._levels[start]

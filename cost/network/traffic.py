@@ -135,7 +135,7 @@ def seconds_of(network: Network, phases: Iterable[Phase]) -> float:
 
 
 def loaded_lanes(network: Network, phases: Iterable[Phase]) -> tuple[int, ...]:
-    """Return the lanes that hold the phases up: as long in use as the busiest, or more than half of that."""
+    """Return the numbers of lanes in use for more than half as long as the busiest: they hold phases up."""
     seconds = lane_loads(network, phases) / network.bytes_per_s
     return tuple(np.flatnonzero(seconds > seconds.max() / 2).tolist())
 

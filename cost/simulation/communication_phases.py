@@ -66,7 +66,7 @@ def phases_of(start: Start, members: Sequence[Rank | ClusterRank], network: Netw
 
 
 def own_s(start: Start, members: Sequence[Rank | ClusterRank], network: Network) -> float:
-    """Return what a member does itself to begin and end a communication."""
+    """Return the seconds of its own that a member takes to begin and end a communication."""
     if start.kind in ROW_KINDS:
         return PER_ROWS_S if len(members) > 1 else PER_COMMUNICATION_S
     if len(members) > 1 or start.kind != "all_gather":

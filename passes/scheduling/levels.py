@@ -22,7 +22,7 @@ from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.scheduling.bucket_communications import IN_PIECES, Bucket
 from partc.passes.scheduling.schedule import Communication
 from partc.runtime.plan.moves import shape_of
-from partc.runtime.plan.program import Exchange, Kind, Rounding, Site
+from partc.runtime.plan.program import Exchange, Kind, Rounding, Site, Start
 
 CollectiveShape = tuple[Kind, str, Site, Site]  # of a collective: its kind, group, senders and receivers
 
@@ -71,7 +71,7 @@ class HostGrid:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective of a message: the arguments of a Start."""
+    """One collective of a message: a Start that has no tag yet."""
 
     kind: Kind
     group: str
@@ -86,6 +86,25 @@ class Collective:
     exchange: Exchange | None = None
     rounds_to: Rounding = ""
     by_levels: bool = False
+
+    def start(self, tag_id: int) -> Start:
+        """Return what begins it."""
+        return Start(
+            tag_id,
+            self.kind,
+            self.group,
+            self.senders,
+            self.receivers,
+            self.reads,
+            self.writes,
+            self.reduction,
+            self.counts,
+            self.payload_bytes,
+            self.label,
+            exchange=self.exchange,
+            rounds_to=self.rounds_to,
+            by_levels=self.by_levels,
+        )
 
 
 def levels_of(

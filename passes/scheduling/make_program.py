@@ -11,6 +11,7 @@ the sums, and the others, which go on with them.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -27,7 +28,7 @@ from partc.passes.scheduling.schedule import Chunk, Communication
 from partc.passes.scheduling.segment_work import Work, WorkCounter
 from partc.passes.scheduling.share_memory import share_memory
 from partc.passes.scheduling.write_segments import Segment, SegmentWriter, row_shape
-from partc.runtime.plan.program import Buffer, Instruction, RowShape, Run, Site, Slice, Start, Store, Wait
+from partc.runtime.plan.program import Buffer, Instruction, RowShape, Run, Site, Slice, Store, Wait
 from partc.runtime.transports.communication import ROW_KINDS
 
 
@@ -286,22 +287,10 @@ class ProgramMaker:
             flight.arrives_at = level.receivers
             self._owed.append(Wait(flight.begun, level.senders))
         self.program.instructions.append(
-            Start(
-                flight.begun,
-                level.kind,
-                level.group,
-                level.senders,
-                level.receivers,
-                tuple(self._name(value) for value in level.reads),
-                level.writes,
-                level.reduction,
-                level.counts,
-                level.payload_bytes,
-                level.label,
+            msgspec.structs.replace(
+                level.start(flight.begun),
+                reads=tuple(self._name(value) for value in level.reads),
                 rows=self._row_shapes(level),
-                exchange=level.exchange,
-                rounds_to=level.rounds_to,
-                by_levels=level.by_levels,
             )
         )
 

@@ -1,5 +1,6 @@
 """Every rank can make what it runs by itself, and makes the very bytes of the central compilation."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -159,8 +160,11 @@ def test_rows_that_were_measured_decide_the_order_of_what_servers_keep(tmp_path:
 
     assert "equal to those of the plan" in done(*made, "-o", tmp_path / "own")
 
-    (tmp_path / "out" / "sparsity.json").write_text("[]")
-    refused(*made, "-o", tmp_path / "damaged", at="sparsity.json", fix="that `partc compile` wrote")
+    measured = (tmp_path / "out" / "sparsity.json").read_text()
+    no_rows = re.sub(r'"distinct": \[.*?\]\s*\]', '"distinct": []', measured, count=1, flags=re.DOTALL)
+    for damaged in ("[]", measured.replace("partc-sparsity/1", "cake/9"), no_rows):
+        (tmp_path / "out" / "sparsity.json").write_text(damaged)
+        refused(*made, "-o", tmp_path / "damaged", at="sparsity.json", fix="that `partc compile` wrote")
     (tmp_path / "out" / "sparsity.json").unlink()
     refused(*made, "-o", tmp_path / "assumed", what="another file than the plan names", fix="sparsity.json")
 

@@ -69,17 +69,21 @@ def test_a_message_begins_when_members_of_the_one_before_are_free() -> None:
 
 
 def test_levels_of_a_message_go_one_behind_the_other_and_others_between_them() -> None:
-    """A push: workers a to server b, then servers alone; a's next message waits for its first level only."""
-    items = [item(None, name, ends={"site": "a", "to": "b"}) for name in ("1", "2")]
+    """Two pushes, from a to b and then within b: a's own sum waits for a first level only."""
+    pushes = [item(None, name, ends={"site": "a", "to": "b"}) for name in ("1", "2")]
+    items = [*pushes, item(None, "sum", ends={"site": "a", "axes": (0,)})]
     lowered, _ = random_items(0)
     own_s = PER_COMMUNICATION_S
-    levels = [MessageLevel(("a", "b"), (), 1 + own_s), MessageLevel(("b",), (), 3.0)]
+    push = [MessageLevel(("a", "b"), (), 1 + own_s), MessageLevel(("b",), (), 3.0)]
 
-    times = fill_gaps(items, Resources(lowered, items, seconds, lambda _: levels))
+    def levels(message: Communication) -> list[MessageLevel]:
+        return push if message in pushes else [MessageLevel(("a",), (), 2 + own_s)]
 
-    first, second = sorted(times, key=lambda time: time.begin_s)
+    first, second, of_a = fill_gaps(items, Resources(lowered, items, seconds, levels))
+
     assert (first.begin_s, first.end_s) == pytest.approx((own_s, 4 + own_s))
     assert (second.begin_s, second.end_s) == pytest.approx((4 + own_s, 8 + own_s))
+    assert (of_a.begin_s, of_a.end_s) == pytest.approx((1 + own_s, 3 + own_s))
 
 
 def test_servers_that_share_a_process_with_a_worker_wait_for_it() -> None:
