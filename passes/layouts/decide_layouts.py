@@ -88,6 +88,26 @@ def _cuts_wholes_to_join(
     return whole_bytes >= split_bytes
 
 
+def gather_stored(
+    node: NodeFacts, placements: Sequence[Placement], stored: Sequence[bool]
+) -> AxisDecision | None:
+    """Have what is stored in parts whole, beside data of which every rank has as much, or its terms.
+
+    So a normalisation's scale beside its statistics: it can be gathered ahead with others, where a result in
+    parts would be gathered, or its terms scattered, while samples wait. None: other data, or less of it.
+    """
+    data = list(zip(placements, node.inputs, strict=True))
+    kept = [each for each, yields in zip(data, stored, strict=True) if not yields]
+    parts = [each for each, yields in zip(data, stored, strict=True) if yields and isinstance(each[0], Split)]
+    if not parts or not all(isinstance(placement, Replicate | Partial) for placement, _ in kept):
+        return None
+    if max((tensor.nbytes for _, tensor in kept), default=0) < max(tensor.nbytes for _, tensor in parts):
+        return None
+    if any(isinstance(placement, Partial) for placement, _ in kept):
+        return keep_partial(node, [p if isinstance(p, Partial) else Replicate() for p in placements])
+    return whole_axis(node)
+
+
 @lru_cache(maxsize=1 << 16)
 def decide_by_wish(node: NodeFacts, wish: Wish, ranks: int) -> AxisDecision | None:
     """Split the dimension that is asked for along an axis; None where that cannot be done.

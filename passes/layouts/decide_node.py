@@ -13,7 +13,7 @@ from typing import NamedTuple
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.configuration import Wish
-from partc.passes.layouts.decide_layouts import decide_by_rule, decide_by_wish, decide_on_table
+from partc.passes.layouts.decide_layouts import decide_by_rule, decide_by_wish, decide_on_table, gather_stored
 from partc.passes.layouts.decide_on_servers import (
     decide_on_servers,
     decide_request,
@@ -252,6 +252,8 @@ def _decide_along(known: NodeFacts, along: _Along) -> AxisDecision:
         return along.table
     if along.is_main and all(along.stored) and known.rule is not None and known.rule.moves:
         return whole_axis(known)  # replicas gather what they share as it is kept, and turn it then
+    if along.is_main and (whole := gather_stored(known, placements, along.stored)):
+        return whole
     own_home = along.home if along.is_main else None
     return decide_by_rule(known, placements, along.ranks, along.stored, widens=True, home=own_home)
 

@@ -62,3 +62,37 @@ def test_a_sample_axis_is_normalised_in_parts(op: str, tmp_path: Path) -> None:
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 3, high=8))
     gathers = ("all_gather", "gather_rows", "all_gather_rows", "all_to_all_rows")
     assert not [label for kind in gathers for label in compiled.started(kind)]
+
+
+BATCHES = """
+forward (double[8,6] x) => (double loss)
+<double[6,5] W> {
+    h = MatMul (x, W)
+    n, mean_next, variance_next = BatchNormalization <training_mode = 1> (h, scale, shift, mean, variance)
+    t = Tanh (n)
+    square = Mul (t, t)
+    loss = ReduceMean <keepdims = 0> (square)
+}
+"""
+
+
+@pytest.mark.parametrize("cluster", ["1x2", "1x3"])
+def test_scales_that_are_shared_are_gathered_ahead_and_their_products_are_not(
+    cluster: str, tmp_path: Path
+) -> None:
+    """What every rank has of a batch's statistics it multiplies by the whole scale."""
+    model = parse(BATCHES)
+    rng = np.random.default_rng(0)
+    sizes = {"W": (6, 5), "scale": (5,), "shift": (5,), "mean": (5,), "variance": (5,)}
+    for name, shape in sizes.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(0.5 + rng.random(shape), name))
+    choice = ParameterChoice(train=("W", "scale", "shift"))
+    training = import_training_graph(
+        build_training_graph(model, loss="loss", optimizer=Momentum(0.1), parameters=choice)
+    )
+
+    compiled = compile_step(training, tmp_path / "out", cluster, "fsdp", "global")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 3))
+    assert not compiled.started("all_gather_rows")
+    assert len(compiled.started("all_gather")) == 1, "W, scale and shift"
