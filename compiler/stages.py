@@ -192,7 +192,7 @@ def write_named_strategy(compilation: Compilation) -> None:
             prices.hosts,
             options.chosen_batch(),
             prices.node_s,
-            prices.sent(max(1, len(prices.hosts) // named.stages)),
+            prices.traffic,
             tuple(analysis.workers[number] for number in few),
         )
         compilation.options = replace(options, strategy=strategy)

@@ -10,9 +10,9 @@ from itertools import pairwise
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.stage_prices import StagePrices
 from partc.compiler.report.units import join_words, percent, ranges, seconds, size
-from partc.cost.strategy import Strategy
 from partc.passes.search.operators.forward_nodes import find_variables_behind
 from partc.passes.search.stages.cut_stages import StageLine, stage_line
+from partc.passes.search.stages.line_work import LineTimes
 from partc.passes.search.stages.shared_weights import PipelineTraffic, SharedPipeline
 
 UNEVEN = 1.5  # of the busiest stage's time by the mean: what is more is warned of
@@ -27,16 +27,25 @@ def explain_stages(compilation: Compilation) -> str:
         return ""
     places = [compilation.worker_names.index(device) for device in strategy.devices]
     prices = StagePrices(compilation.cluster, tuple(places))
-    line = stage_line(compilation.analysis, prices.node_s)
+    line, traffic = stage_line(compilation.analysis), _traffic(compilation, prices)
     stage_of = {op.op: op.stage for op in strategy.ops if op.stage is not None}
     starts = line.starts(stage_of, strategy.stages)
     if list(starts) != sorted(set(starts)) or starts[-1] >= len(line.nodes):
         return ""  # a strategy.json that names its operators otherwise
-    busy = _busy(line.seconds.both, starts)
+    times = traffic.times(line.work, prices.node_s)
+    busy = _busy(times.both, starts)
     mean = sum(busy) / len(busy)
     if not mean or max(busy) < UNEVEN * mean:
         return ""
-    return f"{_unequal(busy, mean)} {_Reasons(compilation, line, starts, prices).sentence()}".rstrip()
+    return f"{_unequal(busy, mean)} {_Reasons(compilation, line, starts, times, traffic).sentence()}".rstrip()
+
+
+def _traffic(compilation: Compilation, prices: StagePrices) -> PipelineTraffic:
+    strategy = compilation.strategy
+    ranks = len(strategy.devices or compilation.worker_names) // strategy.stages
+    data = strategy.mesh.get("data", 1)
+    shares = data if compilation.options.chosen_batch() == "global" else 1
+    return prices.traffic(data, ranks // data, strategy.microbatches, shares)
 
 
 def _busy(times: Sequence[float], starts: Sequence[int]) -> list[float]:
@@ -58,34 +67,25 @@ class _Reasons:
     compilation: Compilation
     line: StageLine
     starts: Sequence[int]
-    prices: StagePrices
+    times: LineTimes
+    traffic: PipelineTraffic
 
     def sentence(self) -> str:
         """Return the reason why equal stages are not what the strategy has."""
         stages = len(self.starts) + 1
-        equal = self.line.cut(stages)
-        pipeline = self._pipeline(self.compilation.strategy)
+        equal, line = self.line.cut(stages, self.times), self.line
+        gradients = line.work.gradient_bytes
+        pipeline = SharedPipeline(self.times, line.nbytes, line.shared, stages, self.traffic, gradients)
         parted = self._parted(equal)
         if parted and pipeline.step_s(self.starts) < pipeline.step_s(equal):
             return self._of_weights(parted, pipeline.step_s(equal), pipeline.step_s(self.starts))
-        largest = max(range(len(self.line.seconds.both)), key=self.line.seconds.both.__getitem__)
-        share = self.line.seconds.both[largest] / sum(self.line.seconds.both)
+        both = self.times.both
+        largest = max(range(len(both)), key=both.__getitem__)
+        share = both[largest] / sum(both)
         if share * stages >= UNEVEN:
-            name = self.line.nodes[largest].name
+            name = line.nodes[largest].name
             return f"{name} alone takes {percent(share)} of the computing, and a stage runs whole operators."
         return ""
-
-    def _pipeline(self, strategy: Strategy) -> SharedPipeline:
-        stages, workers = strategy.stages, len(strategy.devices or self.compilation.worker_names)
-        data = strategy.mesh.get("data", 1)
-        sent_s = self.prices.sent(workers // stages)
-        shares = data if self.compilation.options.chosen_batch() == "global" else 1
-        ranks = workers // stages // (data // shares)
-        traffic = PipelineTraffic(sent_s, strategy.microbatches, ranks, shares)
-        line = self.line
-        return SharedPipeline(
-            line.of_microbatches(traffic.microbatches), line.nbytes, line.shared, stages, traffic
-        )
 
     def _parted(self, starts: Sequence[int]) -> dict[str, frozenset[str]]:
         """Return what several stages would read: weights, or what is made of them -> variables."""

@@ -1,6 +1,6 @@
 """Write a named strategy out: an ordinary strategy, as a file could say it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -16,14 +16,19 @@ from partc.passes.search.named.split_dense import split_dense
 from partc.passes.search.named.split_space import split_space
 from partc.passes.search.named.tensor_parallel import split_weights
 from partc.passes.search.operators.find_groups import spell_dimension
+from partc.passes.search.stages.batch_wide import is_batch_wide
 from partc.passes.search.stages.cut_layers import cut_layers
-from partc.passes.search.stages.cut_stages import NodeSeconds, cut_stages
-from partc.passes.search.stages.shared_weights import PipelineTraffic, SentSeconds
+from partc.passes.search.stages.cut_stages import cut_stages
+from partc.passes.search.stages.line_work import NodeSeconds
+from partc.passes.search.stages.shared_weights import PipelineTraffic
 from partc.runtime.errors import BadUsage
 
 # With m micro-batches and s stages, (s - 1) of (m + s - 1) turns are idle: a fifth at four a stage
 # (Huang et al. 2019, GPipe, section 2.3, whose overhead is negligible from there on).
 MICROBATCHES_PER_STAGE = 4
+
+# (replicas, workers of each at a stage, micro-batches, parts of the graph's batch) -> what messages take
+TrafficOf = Callable[[int, int, int, int], PipelineTraffic]
 
 
 def name_strategy(
@@ -32,13 +37,13 @@ def name_strategy(
     hosts: Sequence[str],
     batch: Batch,
     seconds: NodeSeconds,
-    sent_s: SentSeconds | None = None,
+    traffic_of: TrafficOf | None = None,
     devices: tuple[str, ...] = (),
 ) -> Strategy:
     """Return what a name means for a step. Raises BadUsage where it means nothing there.
 
-    `hosts`: of every worker that it is for; `seconds`: what a node takes on one; `sent_s`: what bytes take
-    from a stage's workers to another's, None if nothing; `devices`: the workers that it is for, empty: all.
+    `hosts`: of every worker that it is for; `seconds`: what a node takes on one; `traffic_of`: what messages
+    of a pipeline take, None if nothing; `devices`: the workers that it is for, empty: all.
     """
     if named.divides_layers:
         return _layerwise(analysis, named, hosts, batch, seconds)
@@ -48,12 +53,12 @@ def name_strategy(
     ops = divide_whole_products(analysis, sizes, seconds)
     if (parts := sizes.get("spatial", 1)) > 1:
         ops += _split_height(analysis, named, parts)
-    microbatches = named.microbatches or _microbatches(analysis, named.stages)
+    microbatches = named.microbatches or default_microbatches(analysis, named.stages, analysis.replicas)
     begin: dict[str, int] = {}
     if named.stages > 1:
         shares = sizes["data"] if batch == "global" else 1
-        ranks = len(hosts) // named.stages // (sizes["data"] // shares)
-        traffic = None if sent_s is None else PipelineTraffic(sent_s, microbatches, ranks, shares)
+        grid = sizes["data"], len(hosts) // named.stages // sizes["data"]
+        traffic = None if traffic_of is None else traffic_of(*grid, microbatches, shares)
         begin = cut_stages(analysis, named.stages, seconds, traffic)
     return Strategy(
         MESH_STRATEGY_FORMAT,
@@ -136,11 +141,15 @@ def _layerwise(
     )
 
 
-def _microbatches(analysis: Analysis, stages: int) -> int:
-    """Return into how many parts a replica's batch is best divided: up to four a stage, all equal."""
-    most = MICROBATCHES_PER_STAGE * stages if stages > 1 else 1
-    counts = microbatch_counts(analysis, 1 if analysis.per_replica else analysis.replicas)
-    return max(count for count in counts if count <= most)
+def default_microbatches(analysis: Analysis, stages: int, replicas: int) -> int:
+    """Return into how many parts a replica's batch is best divided: up to four a stage, all equal.
+
+    One where stages wait for the whole batch anyway.
+    """
+    if stages == 1 or is_batch_wide(analysis):
+        return 1
+    counts = microbatch_counts(analysis, 1 if analysis.per_replica else replicas)
+    return max(count for count in counts if count <= MICROBATCHES_PER_STAGE * stages)
 
 
 def microbatch_counts(analysis: Analysis, shares: int) -> tuple[int, ...]:

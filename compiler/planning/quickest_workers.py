@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from partc.compiler.planning.stage_prices import StagePrices
 from partc.passes.analysis import Analysis
-from partc.passes.search.stages.cut_stages import node_seconds
+from partc.passes.search.stages.cut_stages import stage_line
 
 
 def quickest_first(analysis: Analysis, prices: StagePrices) -> tuple[int, ...]:
@@ -16,11 +16,8 @@ def quickest_first(analysis: Analysis, prices: StagePrices) -> tuple[int, ...]:
     kinds = prices.kinds
     if len(set(kinds)) == 1:
         return tuple(range(len(kinds)))
-    nodes = analysis.training.graph.nodes
-    seconds_of = {
-        kind: sum(second for _, second in node_seconds(analysis, nodes, prices.node_s_on(kinds.index(kind))))
-        for kind in set(kinds)
-    }
+    work = stage_line(analysis).work
+    seconds_of = {kind: sum(work.times(prices.node_s_on(kinds.index(kind))).both) for kind in set(kinds)}
     return _whole_hosts([seconds_of[kind] for kind in kinds], prices.hosts)
 
 

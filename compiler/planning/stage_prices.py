@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of
 from partc.cost.cluster.profiles import PER_COMMUNICATION_S
@@ -11,8 +11,8 @@ from partc.cost.network.sums import all_reduce_along
 from partc.cost.network.topology import Network, network_of
 from partc.cost.network.traffic import Phases, seconds_of
 from partc.cost.simulation.roofline import node_s, start_s
-from partc.passes.search.stages.cut_stages import NodeSeconds
-from partc.passes.search.stages.shared_weights import SentSeconds
+from partc.passes.search.stages.line_work import NodeSeconds
+from partc.passes.search.stages.shared_weights import PipelineTraffic, SentSeconds, SumSeconds
 
 MessagePhases = Callable[[Network, Sequence[str], float], Phases]  # of a message's members and bytes
 
@@ -59,13 +59,13 @@ class StagePrices:
 
     def node_s_on(self, worker: int) -> NodeSeconds:
         """Return what tells the seconds of a node on a worker, by number."""
-        return lambda flops, nbytes: node_s(flops, nbytes, self._ranks[worker], self.cluster)
+        return partial(node_s, rank=self._ranks[worker], cluster=self.cluster)
 
     def node_s(self, flops: int, nbytes: int, packed_bytes: int = 0) -> float:
         """Return what a node takes on a worker. `nbytes`: that it reads and writes, `packed_bytes` packs."""
         key = flops, nbytes, packed_bytes
         if key not in self._nodes:
-            self._nodes[key] = node_s(flops, nbytes, self._ranks[0], self.cluster, packed_bytes)
+            self._nodes[key] = self.node_s_on(0)(flops, nbytes, packed_bytes)
         return self._nodes[key]
 
     @cached_property
@@ -85,6 +85,24 @@ class StagePrices:
             return PER_COMMUNICATION_S + seconds_of(self._network, exchange)
 
         return sent_s
+
+    def traffic(self, data: int, tensor: int, microbatches: int, shares: int) -> PipelineTraffic:
+        """Return what there is of a pipeline whose stages are so many replicas of so many workers."""
+        sent, summed = self.sent(data * tensor), self.summed(data, tensor)
+        return PipelineTraffic(sent, microbatches, shares, tensor, summed)
+
+    def replicas(self, data: int, tensor: int, stage: int) -> range:
+        """Return the workers of a stage that sum gradients: those that are first along `tensor`."""
+        size = data * tensor
+        return range(stage * size, (stage + 1) * size, tensor)
+
+    def summed(self, data: int, tensor: int) -> SumSeconds:
+        """Return what sums of a stage's gradients take among its replicas."""
+
+        def summed_s(nbytes: float, stage: int) -> float:
+            return self.sum_s(nbytes, self.replicas(data, tensor, stage)) if data > 1 else 0.0
+
+        return summed_s
 
     def sum_s(self, nbytes: float, members: Sequence[int]) -> float:
         """Return what an AllReduce of so many bytes takes among workers, by number."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import log2
 
 from partc.compiler.compilation import Compilation
-from partc.compiler.planning.name_strategy import MICROBATCHES_PER_STAGE
+from partc.compiler.planning.name_strategy import default_microbatches
 from partc.compiler.planning.quickest_workers import quickest_first
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
@@ -171,7 +171,7 @@ def pipeline_of(pipelines: StepPipelines, named: NamedStrategy) -> Pipeline | No
         return None
     sizes = named.mesh(space.workers)
     data, tensor = sizes["data"], sizes.get("tensor", 1)
-    most = named.microbatches or (MICROBATCHES_PER_STAGE * named.stages if named.stages > 1 else 1)
+    most = named.microbatches or default_microbatches(pipelines.analysis, named.stages, data)
     count = max(count for count in space.counts(data) if count <= most)
     pipeline = Pipeline(data, tensor, (), count, named.shards_variables and data > 1)
     return replace(pipeline, starts=space.cut(named.stages, pipeline))

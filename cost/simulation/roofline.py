@@ -144,7 +144,7 @@ def _take(work: CountedWork, seconds: Mapping[str, float]) -> tuple[float, _Rest
 
 
 def node_s(
-    flops: int, touched_bytes: int, rank: Rank | ClusterRank, cluster: Cluster, packed_bytes: int = 0
+    flops: int, touched_bytes: int, packed_bytes: int = 0, *, rank: Rank | ClusterRank, cluster: Cluster
 ) -> float:
     """Return how long a single node takes on a rank's device."""
     rates = _rates(rank, cluster)

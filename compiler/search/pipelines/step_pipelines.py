@@ -11,7 +11,6 @@ from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strat
 from partc.passes.analysis import Analysis
 from partc.passes.search.stages.cut_stages import StageLine, stage_line
 from partc.passes.search.stages.pipeline_space import Pipeline, PipelineSpace
-from partc.passes.search.stages.shared_weights import PipelineTraffic
 
 Homes = dict[str, dict[str, AxisSplit]]
 
@@ -41,7 +40,7 @@ class StepPipelines:
     @cached_property
     def line(self) -> StageLine:
         """Return the forward nodes that are divided among stages."""
-        return stage_line(self.analysis, self.prices.node_s)
+        return stage_line(self.analysis)
 
     @cached_property
     def space(self) -> PipelineSpace:
@@ -61,9 +60,10 @@ class StepPipelines:
     def _cut(self, stages: int, like: Pipeline) -> tuple[int, ...]:
         key = stages, like.data, like.tensor, like.microbatches
         if key not in self._cuts:
-            ranks = like.data * like.tensor
-            traffic = PipelineTraffic(self.prices.sent(ranks), like.microbatches, ranks, like.data)
-            self._cuts[key] = tuple(self.line.cut(stages, traffic)) if stages > 1 else ()
+            shares = self.shares(like.data)
+            traffic = self.prices.traffic(like.data, like.tensor, like.microbatches, shares)
+            times = traffic.times(self.line.work, self.prices.node_s)
+            self._cuts[key] = tuple(self.line.cut(stages, times, traffic)) if stages > 1 else ()
         return self._cuts[key]
 
     def strategy(self, pipeline: Pipeline) -> Strategy:

@@ -23,7 +23,7 @@ from partc.passes.layouts.meshes import Mesh
 from partc.passes.rules.sharding_rules import node_facts, rule_of
 from partc.passes.search.named.weight_layouts import WeightLayouts
 from partc.passes.search.operators.forward_nodes import forward_nodes
-from partc.passes.search.stages.cut_stages import NodeSeconds
+from partc.passes.search.stages.line_work import NodeSeconds
 
 MESSAGE_S = 70e-6  # of one more message, seconds (decision 67)
 MESSAGES = 4  # of what is largest, of sums, and of the gradients of rows and of what is added to them

@@ -11,10 +11,10 @@ import networkx as nx
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
-from partc.passes.layouts.place_nodes import find_mixed
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.operators.forward_nodes import forward_nodes
-from partc.passes.search.stages.cut_stages import NodeSeconds, cut, seconds_at
+from partc.passes.search.stages.cut_stages import cut, stage_line
+from partc.passes.search.stages.line_work import NodeSeconds
 from partc.runtime.errors import BadUsage
 
 
@@ -23,10 +23,8 @@ def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[s
 
     `seconds`: what a node takes. Raises BadUsage where there are fewer layers than devices.
     """
-    forward = forward_nodes(analysis.training, analysis.main)
-    mixed = find_mixed(forward, analysis.training)
-    line = [node for node in forward if node.name in mixed]
-    layer_of = _layers(analysis, forward, line)
+    forward, line = forward_nodes(analysis.training, analysis.main), stage_line(analysis)
+    layer_of = _layers(analysis, forward, line.nodes)
     layers = max(layer_of.values(), default=-1) + 1
     if layers < devices:
         raise BadUsage(
@@ -36,7 +34,7 @@ def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[s
         )
     durations = [0.0 for _ in range(layers)]
     layer_of_tensor: dict[str, int] = {}
-    for node, second in zip(line, seconds_at(analysis, line, seconds), strict=True):
+    for node, second in zip(line.nodes, line.work.times(seconds).both, strict=True):
         behind = max(
             (layer_of_tensor[tensor.name] for tensor in node.inputs if tensor.name in layer_of_tensor),
             default=0,

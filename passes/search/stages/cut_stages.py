@@ -7,7 +7,7 @@ Where that parts the readers of a weight, others are tried (shared_weights.py).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
@@ -17,10 +17,11 @@ import onnx_graphsurgeon as gs
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.configuration import Places
 from partc.passes.layouts.place_nodes import find_mixed, place_nodes
-from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.search.operators.forward_nodes import forward_nodes
+from partc.passes.search.stages.line_work import LineTimes, LineWork, NodeSeconds, line_work
 from partc.passes.search.stages.shared_weights import (
-    LineTimes,
+    STILL_BALANCED,
+    TOLERANCES,
     PipelineTraffic,
     SharedPipeline,
     SharedWeight,
@@ -29,34 +30,28 @@ from partc.passes.search.stages.shared_weights import (
 from partc.runtime.errors import BadUsage
 from partc.runtime.log import log
 
-NodeSeconds = Callable[[int, int], float]  # (flops, bytes read and written) -> seconds
-TOLERANCE = 0.05
-ADDITION_TRAFFIC = 3  # memory bytes per byte added
-ADDITIONS = frozenset({"Add", "Sum"})
-
 
 @dataclass(frozen=True)
 class StageLine:
     """The forward nodes of data and variables, in their order: a stage may begin with any but the first.
 
-    seconds of each, with what goes with it on the way back and in updates
-    added   of each, what one micro-batch's gradients take to be added to those of others
+    work    of each, with what goes with it on the way back and in updates
     nbytes  that go over a cut before each place
     shared  weights that several of them read
     places  of all nodes and variables, each with that of the line that it goes with
     """
 
     nodes: Sequence[gs.Node]
-    seconds: LineTimes
-    added: Sequence[float]
+    work: LineWork
     nbytes: Sequence[int]
     shared: Sequence[SharedWeight]
     places: Places
 
-    def cut(self, stages: int, traffic: PipelineTraffic | None = None) -> list[int]:
+    def cut(self, stages: int, times: LineTimes, traffic: PipelineTraffic | None = None) -> list[int]:
         """Return the places at which stages behind the first begin.
 
-        `traffic`: None where messages cost nothing. Raises BadUsage where there are fewer places than stages.
+        `times`: what a rank takes of a micro-batch; `traffic`: None where messages cost nothing. Raises
+        BadUsage where there are fewer places than stages.
         """
         if len(self.nodes) < stages:
             raise BadUsage(
@@ -64,22 +59,11 @@ class StageLine:
                 at=f"--strategy pipeline={stages}",
                 fix=f"use at most {max(1, len(self.nodes))} stages",
             )
-        times = self.of_microbatches(traffic.microbatches if traffic is not None else 1)
-        starts = cut(times.both, self.nbytes, stages)
-        if traffic is None or not self.shared:
-            return starts
-        priced = SharedPipeline(times, self.nbytes, self.shared, stages, traffic)
-        return priced.quickest(starts)
-
-    def of_microbatches(self, count: int) -> LineTimes:
-        """Return the seconds of a step that is divided into so many micro-batches."""
-        if count == 1:
-            return self.seconds
-        both, behind = (
-            [second + count * added for second, added in zip(seconds, self.added, strict=True)]
-            for seconds in (self.seconds.both, self.seconds.behind)
-        )
-        return LineTimes(both, self.seconds.ahead, behind)
+        cuts = cut_unevenly(times.both, self.nbytes, stages)
+        if traffic is None:
+            return cuts[0]
+        gradients = self.work.gradient_bytes
+        return SharedPipeline(times, self.nbytes, self.shared, stages, traffic, gradients).quickest(cuts)
 
     def begins(self, starts: Sequence[int]) -> dict[str, int]:
         """Return the nodes with which a stage begins -> the stage: all that they read is of earlier ones."""
@@ -104,59 +88,15 @@ class StageLine:
         return tuple(first.values())
 
 
-def stage_line(analysis: Analysis, seconds: NodeSeconds) -> StageLine:
-    """Return the line of a step's nodes. `seconds`: what a node takes on a worker."""
+def stage_line(analysis: Analysis) -> StageLine:
+    """Return the line of a step's nodes."""
     forward = forward_nodes(analysis.training, analysis.main)
     mixed = find_mixed(forward, analysis.training)
     line = [node for node in forward if node.name in mixed]
     count = max(1, len(line))
     alone = place_nodes(analysis, {node.name: place for place, node in enumerate(line)}, count)
-    return StageLine(
-        line,
-        LineTimes(
-            *(
-                _sum_at(analysis, nodes, alone, count, seconds)
-                for nodes in (analysis.training.graph.nodes, forward, find_unawaited(analysis, alone))
-            )
-        ),
-        [
-            seconds(0, ADDITION_TRAFFIC * size) if size else 0.0
-            for size in gradient_bytes(analysis, alone, count)
-        ],
-        _bytes_behind(analysis, line),
-        find_shared_weights(analysis, alone),
-        alone,
-    )
-
-
-def gradient_bytes(analysis: Analysis, places: Places, count: int) -> list[int]:
-    """Return the bytes of the gradients of the variables at each of so many places."""
-    nbytes_of = [0] * count
-    for parameter, gradient in analysis.training.gradients.items():
-        name = gradient.dense or gradient.rows
-        nbytes_of[places.variables[parameter]] += analysis.facts.nbytes(name) if name else 0
-    return nbytes_of
-
-
-def find_unawaited(analysis: Analysis, places: Places) -> list[gs.Node]:
-    """Return what leads to gradients of variables alone, which no other place waits for, and the updates."""
-    main = [node for node in analysis.training.graph.nodes if node.name in analysis.main]
-    updates = [node for node in analysis.training.graph.nodes if node.name not in analysis.main]
-    ahead = {node.name for node in forward_nodes(analysis.training, analysis.main)}
-    readers: dict[str, list[gs.Node]] = {}
-    unawaited: dict[str, gs.Node] = {}
-    for node in reversed(main):
-        behind = [reader for tensor in node.outputs for reader in readers.get(tensor.name, ())]
-        is_awaited = any(
-            reader.name not in unawaited
-            or (reader.op not in ADDITIONS and places.nodes[reader.name] != places.nodes[node.name])
-            for reader in behind
-        )
-        if node.name not in ahead and not is_awaited:
-            unawaited[node.name] = node
-        for tensor in node.inputs:
-            readers.setdefault(tensor.name, []).append(node)
-    return [*unawaited.values(), *updates]
+    work, shared = line_work(analysis, alone, count), find_shared_weights(analysis, alone)
+    return StageLine(line, work, _bytes_behind(analysis, line), shared, alone)
 
 
 def cut_stages(
@@ -164,11 +104,13 @@ def cut_stages(
 ) -> dict[str, int]:
     """Return the forward nodes with which a stage begins -> the stage: all that they read is of earlier ones.
 
-    `traffic`: None where messages cost nothing. Raises BadUsage where there are fewer such nodes than stages.
+    `seconds`: what a node takes on a worker; `traffic`: None where messages cost nothing. Raises BadUsage
+    where there are fewer such nodes than stages.
     """
-    line = stage_line(analysis, seconds)
-    starts = line.cut(stages, traffic)
-    _tell_balance(line.seconds.both, starts)
+    line = stage_line(analysis)
+    times = line.work.times(seconds) if traffic is None else traffic.times(line.work, seconds)
+    starts = line.cut(stages, times, traffic)
+    _tell_balance(times.both, starts)
     return line.begins(starts)
 
 
@@ -178,34 +120,6 @@ def _tell_balance(times: Sequence[float], ends: Sequence[int]) -> None:
     busy = [sum(times[begin:end]) for begin, end in pairwise(borders)]
     balance = max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0
     log.info("%d stages: the busiest takes %.2f times the mean of all", len(busy), balance)
-
-
-def seconds_at(analysis: Analysis, line: Sequence[gs.Node], seconds: NodeSeconds) -> list[float]:
-    """Return what every forward node takes, with what goes with it on the way back and in updates."""
-    places = place_nodes(analysis, {node.name: place for place, node in enumerate(line)}, len(line))
-    return _sum_at(analysis, analysis.training.graph.nodes, places, len(line), seconds)
-
-
-def _sum_at(
-    analysis: Analysis, nodes: Iterable[gs.Node], places: Places, count: int, seconds: NodeSeconds
-) -> list[float]:
-    result = [0.0 for _ in range(count)]
-    for name, second in node_seconds(analysis, nodes, seconds):
-        result[places.nodes[name]] += second
-    return result
-
-
-def node_seconds(
-    analysis: Analysis, nodes: Iterable[gs.Node], seconds: NodeSeconds
-) -> Iterator[tuple[str, float]]:
-    """Yield the names of nodes whose value is not known when compiling, and what each takes on a worker."""
-    facts = analysis.facts
-    for node in nodes:
-        if all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
-            continue
-        rule = rule_of(node, facts)
-        nbytes = sum(facts.nbytes(t.name) for t in (*node.inputs, *node.outputs) if t.name)
-        yield node.name, seconds(rule.flops if rule is not None else 0, nbytes)
 
 
 def _bytes_behind(analysis: Analysis, line: Sequence[gs.Node]) -> list[int]:
@@ -222,12 +136,22 @@ def _bytes_behind(analysis: Analysis, line: Sequence[gs.Node]) -> list[int]:
 
 def cut(seconds: Sequence[float], nbytes: Sequence[int], stages: int) -> list[int]:
     """Return the places at which the later stages begin. `nbytes`: of a cut before each place."""
+    return cut_unevenly(seconds, nbytes, stages, TOLERANCES[:1])[0]
+
+
+def cut_unevenly(
+    seconds: Sequence[float],
+    nbytes: Sequence[int],
+    stages: int,
+    tolerances: Sequence[float] = TOLERANCES[:STILL_BALANCED],
+) -> list[list[int]]:
+    """Return cuts that are less and less balanced, each of the fewest bytes."""
     until = [0.0, *accumulate(seconds)]
     low, high = max(max(seconds), until[-1] / stages), until[-1]
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (low, middle) if _stages_within(seconds, middle) <= stages else (middle, high)
-    return _cheapest(until, nbytes, stages, high * (1 + TOLERANCE))
+    return [_cheapest(until, nbytes, stages, high * (1 + tolerance)) for tolerance in tolerances]
 
 
 def _stages_within(seconds: Sequence[float], most: float) -> int:

@@ -18,41 +18,36 @@ from partc.cost.cluster.profiles import SLOT_S
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.configuration import Places
 from partc.passes.search.operators.forward_nodes import find_variables_behind
+from partc.passes.search.stages.line_work import LineTimes, LineWork, NodeSeconds
 
 SentSeconds = Callable[[float, int, int], float]  # (bytes, of stage, to stage) -> seconds
+SumSeconds = Callable[[float, int], float]  # (bytes, stage) -> seconds
 Array = np.ndarray[Any, np.dtype[Any]]
 UNDER_WAY = 2  # times as many micro-batches as 1F1B has
 TOLERANCES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, inf)  # above the busiest stage
-
-
-@dataclass(frozen=True, slots=True)
-class LineTimes:
-    """Seconds of a step at each place of a line of nodes.
-
-    both    of all that goes with the place
-    ahead   of that, on the way forward
-    behind  of that, what no other stage waits for: gradients of weights
-    """
-
-    both: Sequence[float]
-    ahead: Sequence[float]
-    behind: Sequence[float]
+STILL_BALANCED = 4  # of these: what a cut of fewer bytes may take, for stages divide memory too
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineTraffic:
-    """What is known of a pipeline's messages.
+    """What is known of a pipeline's messages, and who divides its work.
 
     sent          seconds of bytes of every rank of a stage on their way to another's
     microbatches  into which a step is divided
-    ranks         of a stage, among which its work is divided
     shares        of the samples, of which each rank sends one
+    tensor        ranks of a stage that divide what a share is
+    summed        seconds of the sum of a stage's gradients among its replicas
     """
 
     sent: SentSeconds
     microbatches: int = 1
-    ranks: int = 1
     shares: int = 1
+    tensor: int = 1
+    summed: SumSeconds | None = None
+
+    def times(self, work: LineWork, seconds: NodeSeconds) -> LineTimes:
+        """Return what a rank takes of a micro-batch."""
+        return work.times(seconds, self.shares, self.tensor, self.microbatches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +89,25 @@ class SharedPipeline:
         shared: Sequence[SharedWeight],
         stages: int,
         traffic: PipelineTraffic,
+        gradient_bytes: Sequence[int] = (),
     ) -> None:
         self.until, self.forward, self.behind = (
-            np.array([0.0, *accumulate(second / traffic.ranks for second in seconds)])
-            for seconds in (times.both, times.ahead, times.behind)
+            np.array([0.0, *accumulate(seconds)]) for seconds in (times.both, times.ahead, times.behind)
         )
         self.nbytes = nbytes
         self.shared = shared
         self.stages = stages
         self.traffic = traffic
+        self.gradients = np.array([0, *accumulate(gradient_bytes or [0] * len(nbytes))])
 
-    def quickest(self, balanced: list[int]) -> list[int]:
-        """Return the quickest of cuts between the balanced one and that which sends least."""
-        if not any(len(set(self._stages_of(weight, balanced))) > 1 for weight in self.shared):
-            return balanced
-        busiest = max(self._per_stage(self.until, balanced))
-        cuts = [balanced, *(self._cheapest(busiest * (1 + tolerance)) for tolerance in TOLERANCES)]
+    def quickest(self, cuts: list[list[int]]) -> list[int]:
+        """Return the quickest of cuts, the first balanced; where that parts readers of weights, of those too
+        that send fewest of these.
+        """
+        balanced = cuts[0]
+        if any(len(set(self._stages_of(weight, balanced))) > 1 for weight in self.shared):
+            busiest = max(self._per_stage(self.until, balanced))
+            cuts = [*cuts, *(self._cheapest(busiest * (1 + tolerance)) for tolerance in TOLERANCES)]
         return min(cuts, key=self.step_s)
 
     def _per_stage(self, until: Array, ends: Sequence[int]) -> list[float]:
@@ -126,9 +124,9 @@ class SharedPipeline:
         What others wait for is sent before the stage does what nobody waits for (cut_behind_messages.py).
         """
         count, last = self.traffic.microbatches, self.stages - 1
-        ahead = [second / count for second in self._per_stage(self.forward, ends)]
-        both = [second / count for second in self._per_stage(self.until, ends)]
-        behind = [second / count for second in self._per_stage(self.behind, ends)]
+        ahead, both, behind = (
+            self._per_stage(until, ends) for until in (self.forward, self.until, self.behind)
+        )
         links = [self._link_s(stage, end) for stage, end in enumerate(ends)]
         play = _Play(self.stages, count)
         weights = [self._stages_of(weight, ends) for weight in self.shared]
@@ -150,7 +148,13 @@ class SharedPipeline:
         for weight, (home, *others) in zip(self.shared, weights, strict=True):
             for stage in others if weight.back_bytes else ():
                 play.send(stage, home, None, self.traffic.sent(weight.back_bytes, stage, home))
-        return max(*play.clock, *play.busy)
+        sums_s = self._sums_s(ends)
+        return max(*(now + sum_s for now, sum_s in zip(play.clock, sums_s, strict=True)), *play.busy)
+
+    def _sums_s(self, ends: Sequence[int]) -> list[float]:
+        """Return what sums of gradients take each stage once its last micro-batch is through."""
+        sizes, summed = self._per_stage(self.gradients, ends), self.traffic.summed
+        return [summed(size, stage) if summed and size else 0.0 for stage, size in enumerate(sizes)]
 
     def _send_weights(self, play: "_Play", home: int, weights: Sequence[Sequence[int]]) -> None:
         """Send a stage's weights to the others that read them, behind what it does ahead."""

@@ -30,6 +30,7 @@ from tests.builders.plans.compiled_steps import (
     random_batches,
 )
 from tests.passes.layouts.test_place_nodes import analysed
+from tests.passes.search.stages.test_cut_stages import by_flops
 from tests.sampling import sampled
 
 
@@ -236,7 +237,7 @@ def test_layers_are_divided_among_the_devices_of_equal_hosts(tmp_path: Path) -> 
     assert named is not None
 
     def write(*hosts: str) -> Strategy:
-        return name_strategy(analysis, named, hosts, "global", lambda flops, nbytes: float(flops))
+        return name_strategy(analysis, named, hosts, "global", by_flops)
 
     assert named.replicas(("a", "a", "b", "b")) == 2
     devices = {config.devices for config in write("a", "a", "b", "b").ops}

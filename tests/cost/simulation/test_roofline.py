@@ -86,7 +86,7 @@ def test_a_cpu_packs_a_factor_before_it_multiplies() -> None:
 def test_a_node_packs_as_a_segment_does() -> None:
     cluster = cluster_of("cpu", "cpu-core")
 
-    packed_s = node_s(10**9, 10**6, ranks_of(cluster)[0], cluster, 10**8)
+    packed_s = node_s(10**9, 10**6, 10**8, rank=ranks_of(cluster)[0], cluster=cluster)
 
     priced_s = price("cpu", "cpu-core", flops=10**9, touched_bytes=10**6, packed_bytes=10**8, nodes=1)
     assert packed_s == pytest.approx(priced_s)
@@ -102,7 +102,7 @@ def test_values_are_bound_and_ids_are_sorted_one_by_one() -> None:
 def test_a_single_node_starts_no_segment() -> None:
     cluster = cluster_of("cpu", "cpu-core")
 
-    assert node_s(0, 0, ranks_of(cluster)[0], cluster) == PROFILES["cpu-core"].node_s
+    assert node_s(0, 0, rank=ranks_of(cluster)[0], cluster=cluster) == PROFILES["cpu-core"].node_s
 
 
 # ---------------------------------------------------------------- measured kernels
@@ -175,7 +175,7 @@ def test_a_measured_rate_of_products_takes_the_profiles_place() -> None:
         (host,) = cluster.hosts
         device = msgspec.structs.replace(host.devices[0], flops_per_s=flops_per_s)
         measured = msgspec.structs.replace(cluster, hosts=(msgspec.structs.replace(host, devices=(device,)),))
-        return node_s(10**12, 8, ranks_of(measured)[0], measured)
+        return node_s(10**12, 8, rank=ranks_of(measured)[0], cluster=measured)
 
     rate = PROFILES["cpu-core"].matmul_flops_per_s
     assert took_s(rate) == took_s(None)

@@ -39,7 +39,7 @@ def test_equal_layers_share_a_line_and_reasons_are_told_once(tmp_path: Path) -> 
 
 
 def test_variables_of_a_stage_are_kept_by_its_ranks(tmp_path: Path) -> None:
-    forward = build_model("mlp", sizes=(16, 32, 32, 4), batch=16)
+    forward = build_model("mlp", sizes=(256, 512, 512, 256), batch=16)
     step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Momentum(0.1))
     strategy = "pipeline=2,data=2,microbatches=2"
     compilation = compile_step(

@@ -12,7 +12,7 @@ from partc.passes.layouts.place_nodes import place_nodes
 from partc.passes.search.stages.cut_layers import cut_layers
 from partc.runtime.errors import BadUsage
 from tests.passes.layouts.test_place_nodes import analysed
-from tests.passes.search.stages.test_cut_stages import deep
+from tests.passes.search.stages.test_cut_stages import by_flops, deep
 
 
 def translation() -> onnx.ModelProto:
@@ -26,7 +26,7 @@ def translation() -> onnx.ModelProto:
 def test_the_cells_of_an_unrolled_layer_are_one_layer(devices: int, tmp_path: Path) -> None:
     analysis = analysed(translation(), tmp_path)
 
-    device_of = cut_layers(analysis, devices, lambda flops, nbytes: float(flops))
+    device_of = cut_layers(analysis, devices, by_flops)
 
     assert set(device_of.values()) == set(range(devices))
     assert list(device_of) == [node.name for node in analysis.training.graph.nodes if node.name in device_of]
@@ -44,7 +44,7 @@ def test_a_layer_follows_what_it_reads_and_its_first_state_is_its_own(tmp_path: 
     forward = build_model("rnnlm", batch=4, vocab=32, embedding=16, cells=16, layers=2, steps=3)
     analysis = analysed(build_training_graph(forward, loss="loss", optimizer=SGD(0.1)), tmp_path)
 
-    device_of = cut_layers(analysis, 5, lambda flops, nbytes: float(flops))
+    device_of = cut_layers(analysis, 5, by_flops)
 
     nodes = {node.name: node for node in analysis.training.graph.nodes}
     readers: dict[str, list[int]] = {}
@@ -62,7 +62,7 @@ def test_a_layer_follows_what_it_reads_and_its_first_state_is_its_own(tmp_path: 
 def test_equal_layers_are_shared_out_equally(tmp_path: Path) -> None:
     analysis = analysed(deep(*[64] * 9), tmp_path)
 
-    places = place_nodes(analysis, cut_layers(analysis, 4, lambda flops, nbytes: float(flops)), 4)
+    places = place_nodes(analysis, cut_layers(analysis, 4, by_flops), 4)
 
     layers = [place for name, place in places.variables.items() if name.endswith("weight")]
     assert sorted(layers) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -70,4 +70,4 @@ def test_equal_layers_are_shared_out_equally(tmp_path: Path) -> None:
 
 def test_fewer_layers_than_devices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match="2 layers for 3 devices"):
-        cut_layers(analysed(deep(8, 8, 8), tmp_path), 3, lambda flops, nbytes: float(flops))
+        cut_layers(analysed(deep(8, 8, 8), tmp_path), 3, by_flops)

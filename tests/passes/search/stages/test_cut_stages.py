@@ -11,7 +11,8 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.models.catalogue import build_model
 from partc.passes.layouts.place_nodes import place_nodes
-from partc.passes.search.stages.cut_stages import TOLERANCE, cut, cut_stages
+from partc.passes.search.stages.cut_stages import cut, cut_stages
+from partc.passes.search.stages.shared_weights import TOLERANCES
 from partc.runtime.errors import BadUsage
 from partc.runtime.log import log
 from tests.passes.layouts.test_place_nodes import analysed
@@ -20,6 +21,10 @@ from tests.passes.layouts.test_place_nodes import analysed
 def deep(*sizes: int) -> onnx.ModelProto:
     forward = build_model("mlp", sizes=sizes, batch=16)
     return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
+
+
+def by_flops(flops: int, nbytes: int, packed_bytes: int = 0) -> float:
+    return float(flops)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
@@ -33,7 +38,7 @@ def test_a_cut_is_nearly_the_best_of_all_and_of_the_fewest_bytes_among_these(sta
 
     cuts = list(combinations(range(1, 9), stages - 1))
     best = min(greatest(seconds, c) for c in cuts)
-    near = [c for c in cuts if greatest(seconds, c) <= best * (1 + TOLERANCE) + 1e-9]
+    near = [c for c in cuts if greatest(seconds, c) <= best * (1 + TOLERANCES[0]) + 1e-9]
     assert tuple(found) in near
     assert sum(nbytes[end] for end in found) == min(sum(nbytes[end] for end in c) for c in near)
 
@@ -46,7 +51,7 @@ def greatest(seconds: list[float], cut: tuple[int, ...]) -> float:
 def test_equal_layers_are_shared_out_equally(tmp_path: Path) -> None:
     analysis = analysed(deep(*[256] * 9), tmp_path)
 
-    begin = cut_stages(analysis, 4, lambda flops, nbytes: float(flops))
+    begin = cut_stages(analysis, 4, by_flops)
     places = place_nodes(analysis, begin, 4)
 
     assert sorted(begin.values()) == [1, 2, 3]
@@ -57,7 +62,7 @@ def test_equal_layers_are_shared_out_equally(tmp_path: Path) -> None:
 def test_what_costs_most_is_not_in_one_stage(tmp_path: Path) -> None:
     analysis = analysed(deep(8, 512, 512, 8, 8, 512, 512, 8), tmp_path)
 
-    begin = cut_stages(analysis, 2, lambda flops, nbytes: float(flops))
+    begin = cut_stages(analysis, 2, by_flops)
     places = place_nodes(analysis, begin, 2)
 
     assert places.variables["layer1.weight"] == 0
@@ -68,7 +73,7 @@ def test_more_stages_than_ops_are_refused(tmp_path: Path) -> None:
     analysis = analysed(deep(4, 3), tmp_path)
 
     with pytest.raises(BadUsage, match=r"40 stages of \d+ ops.*\n.*--strategy pipeline=40"):
-        cut_stages(analysis, 40, lambda flops, nbytes: float(flops))
+        cut_stages(analysis, 40, by_flops)
 
 
 def test_how_busy_the_stages_are_is_logged_and_left_to_compile_to_warn_of(
@@ -76,8 +81,8 @@ def test_how_busy_the_stages_are_is_logged_and_left_to_compile_to_warn_of(
 ) -> None:
     (tmp_path / "even").mkdir()
     with caplog.at_level("INFO", log.name):
-        cut_stages(analysed(deep(*[256] * 9), tmp_path / "even"), 4, lambda flops, nbytes: float(flops))
-        cut_stages(analysed(deep(1024, 1024, 8, 8, 8), tmp_path), 4, lambda flops, nbytes: float(flops))
+        cut_stages(analysed(deep(*[256] * 9), tmp_path / "even"), 4, by_flops)
+        cut_stages(analysed(deep(1024, 1024, 8, 8, 8), tmp_path), 4, by_flops)
 
     even, fat = (record for record in caplog.records if "stages:" in record.getMessage())
     assert even.levelname == fat.levelname == "INFO"
