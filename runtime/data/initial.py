@@ -12,7 +12,7 @@ import onnxruntime as ort
 from partc.runtime.data.checkpoint import map_array
 from partc.runtime.data.draws import normal_rows, uniform_rows
 from partc.runtime.errors import BadData, BadPlan, some_of
-from partc.runtime.execution.device import UNSOUND
+from partc.runtime.execution.device import UNSOUND, WRONG_OF_VECTORS
 from partc.runtime.plan.boxes import (
     columns_of,
     contiguous_rows,
@@ -99,8 +99,9 @@ def _formula_rows(
 def _make_whole(path: Path, output: str) -> Array:
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    disabled = [*UNSOUND, *WRONG_OF_VECTORS]
     session = ort.InferenceSession(
-        str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(UNSOUND)
+        str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
     )
     (whole,) = session.run([output], {})
     return np.asarray(whole)

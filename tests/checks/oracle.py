@@ -40,7 +40,7 @@ from partc.passes.lowering.overlap import fill_value
 from partc.passes.replicas.average_replicas import AVERAGE, REPLICA_DOMAIN, STACK
 from partc.runtime.data.batches import share_of
 from partc.runtime.data.initial import InitialValues
-from partc.runtime.execution.device import INEXACT_IN_DOUBLE, UNSOUND
+from partc.runtime.execution.device import INEXACT_IN_DOUBLE, UNSOUND, WRONG_OF_VECTORS
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import IDLE, Plan
 from tests.builders.plans.compiled_steps import Batch, Compiled
@@ -262,7 +262,7 @@ def _run(model: onnx.ModelProto, outputs: list[str], feeds: Mapping[str, np.ndar
         opened.SerializeToString(),
         options,
         providers=["CPUExecutionProvider"],
-        disabled_optimizers=[*UNSOUND, *INEXACT_IN_DOUBLE],
+        disabled_optimizers=[*UNSOUND, *WRONG_OF_VECTORS, *INEXACT_IN_DOUBLE],
     )
     read = {info.name: feeds[info.name] for info in session.get_inputs()}
     return dict(zip(outputs, session.run(outputs, read), strict=True))

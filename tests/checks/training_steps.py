@@ -31,7 +31,7 @@ def session(model: onnx.ModelProto) -> ort.InferenceSession:
         options,
         providers=["CPUExecutionProvider"],
         # It keeps a double's scale as a float32 attribute: the result is right to 1e-7 only.
-        disabled_optimizers=["MatMulScaleFusion"],
+        disabled_optimizers=["MatMulScaleFusion", "MatmulTransposeFusion"],
     )
 
 

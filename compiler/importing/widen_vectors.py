@@ -1,0 +1,81 @@
+"""Multiply by a vector as by a matrix of one column.
+
+    before   y = MatMul (A, v)        after   column = Unsqueeze (v)
+                                              product = MatMul (A, column)
+                                              y = Squeeze (product)
+
+ONNX Runtime puts a Transpose of A into the product, and computes it wrongly if v is a vector (1.31.1,
+MatmulTransposeFusion). Of two matrices it saves a copy, so that it is not done without.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from partc.compiler.model_files.model_file import subgraphs_of
+
+Types = Mapping[str, onnx.TypeProto]
+
+
+def widen_vectors(graph: onnx.GraphProto, around: Types | None = None) -> None:
+    """Rewrite, in place, products whose second factor has one axis, in bodies too. Needs inferred types."""
+    types = {**(around or {}), **dict(_types(graph))}
+    taken = {*types, *(name for node in graph.node for name in (*node.input, *node.output))}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        for body in subgraphs_of(node):
+            widen_vectors(body, types)
+        is_product = node.op_type == "MatMul" and node.domain in ("", "ai.onnx")
+        if is_product and _rank(types, node.input[1]) == 1:
+            nodes += _as_column(graph, node, types, taken)
+        else:
+            nodes.append(node)
+    if len(nodes) > len(graph.node):
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+def _types(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        yield value.name, value.type
+    for tensor in graph.initializer:
+        yield tensor.name, helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+
+
+def _rank(types: Types, name: str) -> int | None:
+    known = types.get(name)
+    is_known = known is not None and known.tensor_type.HasField("shape")
+    return len(known.tensor_type.shape.dim) if known is not None and is_known else None
+
+
+def _as_column(
+    graph: onnx.GraphProto, node: onnx.NodeProto, types: Types, taken: set[str]
+) -> list[onnx.NodeProto]:
+    """Return what stands in a product's place, under names that nothing else bears."""
+    vector, result = node.input[1], node.output[0]
+    column, product, behind, last = (
+        _fresh(f"{result}/{hint}", taken) for hint in ("column", "product", "behind", "last")
+    )
+    for name, axis in ((behind, 1), (last, -1)):
+        graph.initializer.append(numpy_helper.from_array(np.array([axis], np.int64), name))
+    for name, like in ((column, vector), (product, result)):
+        if like in types:
+            wide = graph.value_info.add(name=name, type=types[like])
+            wide.type.tensor_type.shape.dim.add(dim_value=1)
+    widened = onnx.NodeProto()
+    widened.CopyFrom(node)
+    widened.input[1], widened.output[0] = column, product
+    return [
+        helper.make_node("Unsqueeze", [vector, behind], [column]),
+        widened,
+        helper.make_node("Squeeze", [product, last], [result]),
+    ]
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

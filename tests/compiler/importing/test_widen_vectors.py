@@ -1,0 +1,69 @@
+"""Products with vectors, which ONNX Runtime computes wrongly of a transposed matrix, against NumPy."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.model_files.open_model import open_model
+from tests.builders.graphs.foreign_steps import parse
+from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step
+
+FORWARD = """
+forward (float[4,5,5] x) => (float loss) {
+    left = LEFT
+    right = RIGHT
+    y = MatMul (left, right)
+    square = Mul (y, y)
+    mean = ReduceMean <keepdims = 0> (square)
+    other = ReduceMean <keepdims = 0> (x)
+    loss = Mul (mean, other)
+}
+"""
+READ = {
+    "samples": "Identity (x)",
+    "samples' transposes": "Transpose <perm = [0, 2, 1]> (x)",
+    "matrix": "Identity (W)",
+    "transpose": "Transpose (W)",
+    "vector": "Identity (v)",
+    "made vector": "Tanh (v)",
+}
+NUMPY = {
+    "samples": lambda x, W, v: x,
+    "samples' transposes": lambda x, W, v: x.transpose(0, 2, 1),
+    "matrix": lambda x, W, v: W,
+    "transpose": lambda x, W, v: W.T,
+    "vector": lambda x, W, v: v,
+    "made vector": lambda x, W, v: np.tanh(v),
+}
+
+
+TRAINED = [sides for sides in product(READ, READ) if not all(side.startswith("samples") for side in sides)]
+
+
+@pytest.mark.parametrize(("left", "right"), TRAINED)
+def test_products_of_any_ranks_are_those_of_numpy(left: str, right: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, W, v = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 5, 5), (5, 5), (5,)))
+    model = parse(FORWARD.replace("LEFT", READ[left]).replace("RIGHT", READ[right]))
+    stored = {"W": W, "v": v}
+    read = {name for name in stored if any(f"({name})" in READ[side] for side in (left, right))}
+    for name in read:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(stored[name], name))
+    step = build_training_graph(
+        model, loss="loss", optimizer=SGD(1.0), parameters=ParameterChoice(train=tuple(read))
+    )
+
+    compiled = compile_step(import_training_graph(step), tmp_path / "out", "1x2", "allreduce", "global")
+
+    expected = (np.matmul(NUMPY[left](x, W, v), NUMPY[right](x, W, v)) ** 2).mean() * x.mean()
+    feeds = {"x": x} | {name: stored[name] for name in read}
+    (loss,) = open_model(step).run(["loss"], feeds)
+    np.testing.assert_allclose(loss, expected, rtol=1e-4)
+    assert_trains_as_one_device(compiled, [{"x": x}])
