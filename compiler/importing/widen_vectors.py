@@ -38,7 +38,8 @@ def widen_vectors(graph: onnx.GraphProto, around: Types | None = None) -> None:
 
 
 def _types(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:
-    for value in (*graph.input, *graph.value_info, *graph.output):
+    """Yield what is inferred, then what is declared, which counts."""
+    for value in (*graph.value_info, *graph.input, *graph.output):
         yield value.name, value.type
     for tensor in graph.initializer:
         yield tensor.name, helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
