@@ -154,7 +154,7 @@ def find_servable_variables(compilation: Compilation) -> None:
         frozenset(main),
         find_zeros(training.graph, tensors),
         followers,
-        frozenset(name for name in training.gradients if followers[name] == name),
+        frozenset(name for name in training.gradients if followers[name] == name and tensors.nbytes(name)),
         _replicas(compilation),
         compilation.options.chosen_batch() == "per-replica",
         compilation.worker_names,

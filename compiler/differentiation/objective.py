@@ -14,6 +14,7 @@ from partc.compiler.differentiation.forward.bring_forward import (
 )
 from partc.compiler.differentiation.forward.expand_ops import is_expandable
 from partc.compiler.differentiation.forward.rebatch import BatchSize, check_batch_is_free, rebatch
+from partc.compiler.differentiation.forward.settle_padding import settle_padding
 from partc.compiler.differentiation.losses import Loss, add_loss
 from partc.compiler.differentiation.parameters import find_parameters as find
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice, check_kept
@@ -112,6 +113,7 @@ def _prepare(
         refuse_empty_batch(value.name, type_of(value).shape or (), sample_axes.get(value.name) or 0)
     fold_sizes(model)
     types = infer_types(model)
+    settle_padding(model.graph, types)
     state = find.carried_state(model.graph, types, facts)
     next_values = set(state.values())
     results = tuple(value.name for value in model.graph.output if value.name not in next_values)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from partc.passes.graph.simplify import SIZES
 from partc.passes.indexed_rows.indexed_slices import gradient_read_by
 from partc.passes.layouts.decide_node import decide_node
 from partc.passes.layouts.decisions import Decision, run_whole
@@ -51,7 +52,8 @@ def propagate_layouts(graph: LaidOutGraph, per_replica: bool) -> None:
 
 def decide(graph: LaidOutGraph, node: gs.Node, sparse: Mapping[str, str]) -> Decision:
     """Decide how a node runs whose operands have layouts: what is known before anything runs is whole."""
-    if all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
+    is_known = all(graph.facts.fixed_value(tensor.name) is not None for tensor in node.outputs)
+    if is_known and node.op not in SIZES:  # which are told of any part
         return run_whole(node, graph.configuration.site_of(node.name))
     return decide_node(graph, node, sparse)
 

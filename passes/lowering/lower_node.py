@@ -204,10 +204,10 @@ def _lower_shape(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Te
     int64 = np.dtype(np.int64)
     if not layout.splits():
         return out.emit(node.op, [operand], name, int64, site, **node.attrs)
-    if layout.uneven():
-        shape = np.array(lowering.facts.shape(source.name))
+    if layout.uneven() or source.name in lowering.facts.fixed_shapes:
+        shape = np.array(lowering.facts.shape(source.name), np.int64)
         start, end = node.attrs.get("start", 0), node.attrs.get("end")
-        return gs.Constant(name, np.array(shape[start:end] if node.op == "Shape" else np.prod(shape)))
+        return gs.Constant(name, shape[start:end] if node.op == "Shape" else np.array(shape.prod()))
     rank = len(lowering.facts.shape(source.name))
     sizes = [lowering.graph.meshes.parts(layout, axis) for axis in range(rank)]
     factors: list[int] | int = prod(sizes)
@@ -227,8 +227,12 @@ def _local_sizes(
 ) -> gs.Tensor:
     """Return the shape argument for one rank's piece of the output."""
     layout = decision.outputs[output]
-    sizes = lowering.facts.shape(node.outputs[output].name)
+    made = node.outputs[output].name
+    sizes = lowering.facts.shape(made)
     spelled = lowering.facts.value(tensor.name)
+    if spelled is None and made in lowering.facts.fixed_shapes:
+        spelled = np.array(sizes, np.int64)
+        whole = constant(f"{whole.name}.of.{node.name}.whole", sizes, np.int64)
     offset = len(sizes) - (len(spelled) if spelled is not None else len(sizes))
     name = f"{whole.name}.of.{node.name}.{decision.site}"
     if decision != lowering.graph.decisions[node.name]:
@@ -257,8 +261,15 @@ def _local_sizes(
         return whole
     if isinstance(whole, gs.Constant):
         return gs.Constant(name, np.array(whole.values) // np.array(divisors))
+    int64, site, emit = np.dtype(np.int64), decision.site, lowering.out.emit
     parts = constant(f"{name}.ranks", divisors, np.int64)
-    return lowering.out.emit("Div", [whole, parts], name, np.dtype(np.int64), decision.site)
+    if spelled is not None:
+        return emit("Div", [whole, parts], name, int64, site)
+    # Rounded down, so that a size of -1, which the op finds itself, stays one.
+    above = emit("Add", [whole, parts], f"{name}.above", int64, site)
+    quotient = emit("Div", [above, parts], f"{name}.quotient", int64, site)
+    one = constant(f"{name}.one", [1], np.int64)
+    return emit("Sub", [quotient, one], name, int64, site)
 
 
 def _owned_sizes(lowering: Lowering, whole: gs.Tensor, parameter: str, name: str) -> gs.Tensor:

@@ -51,6 +51,8 @@ def find_repeated(lowered: LoweredGraph) -> Repeated:
             nodes.add(node.name)
             values.update(tensor.name for tensor in node.outputs)
     _repeat_views(lowered, values, nodes)
+    lasting = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
+    assert not lasting & values, f"{sorted(lasting & values)} once in every micro-batch"
     mark = "#"
     while any(mark in tensor.name for node in lowered.nodes for tensor in (*node.inputs, *node.outputs)):
         mark += "#"
