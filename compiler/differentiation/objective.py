@@ -23,8 +23,16 @@ from partc.compiler.differentiation.parameters.decision import ParameterDecision
 from partc.compiler.differentiation.parameters.exporter_facts import ExporterFacts, exporter_facts
 from partc.compiler.differentiation.parameters.exporter_merges import undo_merges
 from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
-from partc.compiler.differentiation.tensor_types import Size, Types, check_shapes, infer_types, type_of
+from partc.compiler.differentiation.tensor_types import (
+    Size,
+    Types,
+    check_shapes,
+    infer_types,
+    type_of,
+    value_info,
+)
 from partc.compiler.model_files.check_tensors import refuse_empty_batch
+from partc.compiler.model_files.widen_vectors import widen_vectors
 from partc.runtime.errors import UnsupportedModel
 
 
@@ -114,6 +122,8 @@ def _prepare(
     fold_sizes(model)
     types = infer_types(model)
     settle_padding(model.graph, types)
+    if widen_vectors(model.graph, {name: value_info(name, known).type for name, known in types.items()}):
+        types = infer_types(model)
     state = find.carried_state(model.graph, types, facts)
     next_values = set(state.values())
     results = tuple(value.name for value in model.graph.output if value.name not in next_values)

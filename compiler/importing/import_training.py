@@ -54,9 +54,9 @@ from partc.compiler.importing.outline_bodies import declare_loop_outputs, outlin
 from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.importing.training_info import has_algorithm, join_training_info
-from partc.compiler.importing.widen_vectors import widen_vectors
 from partc.compiler.model_files.check_element_types import check_element_types
 from partc.compiler.model_files.model_file import check_model, onnx_transforming, read_model
+from partc.compiler.model_files.widen_vectors import widen_vectors
 from partc.compiler.options import GraphOptions
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.passes.graph.facts import infer_facts

@@ -29,7 +29,7 @@ INEXACT_IN_DOUBLE = ("MatMulScaleFusion",)
 # FuseReluClip refuses graphs in which neither float32 nor float16 is clipped.
 UNSOUND = ("DivMulFusion", "FuseReluClip")
 # Multiplies by a vector wrongly where the matrix is transposed (onnxruntime 1.31.1). Segments have none of
-# these (importing/widen_vectors.py); models that are run as they came may.
+# these (compiler/model_files/widen_vectors.py); models that are run as they came may.
 WRONG_OF_VECTORS = ("MatmulTransposeFusion",)
 # Outputs that it finds to be constants are copied in every run, which no CUDA graph records.
 FOLDS_OUTPUTS = ("ConstantFolding",)

@@ -19,14 +19,18 @@ from partc.compiler.model_files.model_file import subgraphs_of
 Types = Mapping[str, onnx.TypeProto]
 
 
-def widen_vectors(graph: onnx.GraphProto, around: Types | None = None) -> None:
-    """Rewrite, in place, products whose second factor has one axis, in bodies too. Needs inferred types."""
+def widen_vectors(graph: onnx.GraphProto, around: Types | None = None) -> bool:
+    """Rewrite, in place, products whose second factor has one axis, in bodies too; tell whether any had.
+
+    `around`: types that the graph does not tell itself.
+    """
     types = {**(around or {}), **dict(_types(graph))}
     taken = {*types, *(name for node in graph.node for name in (*node.input, *node.output))}
     nodes: list[onnx.NodeProto] = []
+    are_widened = False
     for node in graph.node:
         for body in subgraphs_of(node):
-            widen_vectors(body, types)
+            are_widened = widen_vectors(body, types) or are_widened
         is_product = node.op_type == "MatMul" and node.domain in ("", "ai.onnx")
         if is_product and _rank(types, node.input[1]) == 1:
             nodes += _as_column(graph, node, types, taken)
@@ -35,6 +39,8 @@ def widen_vectors(graph: onnx.GraphProto, around: Types | None = None) -> None:
     if len(nodes) > len(graph.node):
         del graph.node[:]
         graph.node.extend(nodes)
+        return True
+    return are_widened
 
 
 def _types(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TypeProto]]:
