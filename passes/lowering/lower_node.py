@@ -232,7 +232,7 @@ def _local_sizes(
     spelled = lowering.facts.value(tensor.name)
     if spelled is None and made in lowering.facts.fixed_shapes:
         spelled = np.array(sizes, np.int64)
-        whole = constant(f"{whole.name}.of.{node.name}.whole", sizes, np.int64)
+        whole = constant(f"{whole.name}.of.{node.name}.whole", list(sizes), np.int64)
     offset = len(sizes) - (len(spelled) if spelled is not None else len(sizes))
     name = f"{whole.name}.of.{node.name}.{decision.site}"
     if decision != lowering.graph.decisions[node.name]:
