@@ -11,12 +11,21 @@ from partc.compiler.output import describe_plan
 
 COMPILER_TESTS = Path(__file__).parent / "compiler"
 TESTS_PER_REPORT = 8
+LONG_CASES = Path(__file__).parent / "long_cases.txt"
 
 
 def pytest_configure() -> None:
     """Let Ctrl-C come through where whoever started this ignores it: a shell does, in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark long what takes seconds and has quicker cases beside it: a suite of minutes is run more often."""
+    long_cases = set(LONG_CASES.read_text().splitlines())
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in long_cases:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(autouse=True)
