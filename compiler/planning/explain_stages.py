@@ -11,12 +11,11 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.planning.stage_prices import StagePrices
 from partc.compiler.report.units import join_words, percent, ranges, seconds, size
 from partc.passes.search.operators.forward_nodes import find_variables_behind
-from partc.passes.search.stages.cut_stages import StageLine, stage_line
+from partc.passes.search.stages.cut_stages import IDLE_STAGE, StageLine, stage_line
 from partc.passes.search.stages.line_work import LineTimes
 from partc.passes.search.stages.shared_weights import PipelineTraffic, SharedPipeline
 
 UNEVEN = 1.5  # of the busiest stage's time by the mean: what is more is warned of
-IDLE = 0.1  # of the mean of all stages: who computes less has next to nothing to do
 NAMES_TOLD = 2
 
 
@@ -55,7 +54,7 @@ def _busy(times: Sequence[float], starts: Sequence[int]) -> list[float]:
 def _unequal(busy: Sequence[float], mean: float) -> str:
     most = max(range(len(busy)), key=busy.__getitem__)
     sentence = f"Stage {most} computes {max(busy) / mean:.1f} times as long as the mean of all stages"
-    idle = [stage for stage, second in enumerate(busy) if second < IDLE * mean]
+    idle = [stage for stage, second in enumerate(busy) if second < IDLE_STAGE * mean]
     if not idle:
         return f"{sentence}."
     stages = f"stage {idle[0]} has" if len(idle) == 1 else f"stages {ranges(idle)} have"

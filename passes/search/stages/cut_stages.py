@@ -30,6 +30,8 @@ from partc.passes.search.stages.shared_weights import (
 from partc.runtime.errors import BadUsage
 from partc.runtime.log import log
 
+IDLE_STAGE = 0.1  # of the mean of all stages: who computes less has next to nothing to do
+
 
 @dataclass(frozen=True)
 class StageLine:
@@ -151,7 +153,14 @@ def cut_unevenly(
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (low, middle) if _stages_within(seconds, middle) <= stages else (middle, high)
-    return [_cheapest(until, nbytes, stages, high * (1 + tolerance)) for tolerance in tolerances]
+    cuts = [_cheapest(until, nbytes, stages, high * (1 + tolerance)) for tolerance in tolerances]
+    return [cuts[0], *(each for each in cuts[1:] if not _is_idle(until, each))]
+
+
+def _is_idle(until: Sequence[float], ends: Sequence[int]) -> bool:
+    """Tell whether a stage has next to nothing to do."""
+    busy = [until[end] - until[begin] for begin, end in pairwise([0, *ends, len(until) - 1])]
+    return min(busy) < IDLE_STAGE * until[-1] / len(busy)
 
 
 def _stages_within(seconds: Sequence[float], most: float) -> int:
