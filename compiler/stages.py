@@ -125,9 +125,12 @@ def average_over_replicas(compilation: Compilation) -> None:
     if compilation.options.chosen_batch() == "global":
         check_one_batch(compilation.training, aggregation)
         return
-    if _replicas(compilation) > 1:
+    is_alone = _replicas(compilation) == 1
+    if not is_alone:
         check_draws(compilation.training)
-    compilation.training = average_replicas(compilation.training, compilation.main, aggregation)
+    compilation.training = average_replicas(
+        compilation.training, compilation.main, aggregation, is_alone=is_alone
+    )
 
 
 def add_gradient_outputs(compilation: Compilation) -> None:

@@ -4,8 +4,9 @@ data[=N]   N replicas; without a number, or left out: as many as the workers all
 spatial=K  the K workers of a replica share the rows of its images, and tell neighbours those at the border
 tensor=K   the K workers of a replica share its weights, and the ops that read them
 fsdp[=N]   N replicas share the variables: each keeps a part, and gathers what it reads
-pipeline=K       layers follow each other on K times as many workers, as balanced as their times allow
-microbatches=M   each replica's batch in M parts, one after the other; left out, up to four a stage
+pipeline=K       layers follow each other on K times as many workers, cut where a step is quickest
+microbatches=M   each replica's batch in M parts, one after the other; left out, up to four a stage, and one
+                 where layers normalise over the whole batch
 
 replicas=R       R replicas of several workers each, which share weights unless more is said
 

@@ -38,12 +38,21 @@ def declare_loop_outputs(graph: onnx.GraphProto) -> None:
     """Give what Loops carry the shapes that their bodies declare: inference leaves them open.
 
     It may not rely on them where they change from one iteration to the next; a declared shape does not.
+    Bodies are told how many axes they begin with, where they do not say.
     """
+    known = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.input, *graph.output)}
+    ranks = {name: len(of.shape.dim) for name, of in known.items() if of.HasField("shape")}
+    ranks |= {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     declared = {value.name for value in (*graph.value_info, *graph.output)}
     for node in graph.node:
         if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
             continue
         (body,) = subgraphs_of(node)
+        for name, carried in zip(node.input[2:], body.input[2:], strict=False):
+            if name in ranks and not carried.type.tensor_type.HasField("shape"):
+                carried.type.tensor_type.shape.dim.extend(
+                    onnx.TensorShapeProto.Dimension() for _ in range(ranks[name])
+                )
         for name, value in zip(node.output, body.output[1 : len(node.input) - 1], strict=False):
             if name and name not in declared and value.type.tensor_type.HasField("shape"):
                 graph.value_info.add(name=name, type=value.type)

@@ -12,11 +12,31 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper, inliner, numpy_helper
 
 from partc.compiler.model_files.model_file import subgraphs_of
 
 Types = Mapping[str, onnx.TypeProto]
+
+
+def inline_products(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Inline functions that multiply, or call one that does: in a function nothing has a number of axes.
+
+    Not those that partc writes, which multiply no vectors.
+    """
+    foreign = [f for f in model.functions if f.domain.partition(".")[0] != "partc"]
+    products: set[tuple[str, str]] = set()
+    found = True
+    while found:
+        calls = {("", "MatMul"), ("ai.onnx", "MatMul"), *products}
+        multiply = {(f.domain, f.name) for f in foreign if any(map(calls.__contains__, map(_op, f.node)))}
+        found = multiply > products
+        products = multiply
+    return inliner.inline_selected_functions(model, sorted(products)) if products else model
+
+
+def _op(node: onnx.NodeProto) -> tuple[str, str]:
+    return node.domain, node.op_type
 
 
 def widen_vectors(graph: onnx.GraphProto, around: Types | None = None) -> bool:

@@ -40,11 +40,10 @@ def explain_stages(compilation: Compilation) -> str:
 
 
 def _traffic(compilation: Compilation, prices: StagePrices) -> PipelineTraffic:
-    strategy = compilation.strategy
-    ranks = len(strategy.devices or compilation.worker_names) // strategy.stages
-    data = strategy.mesh.get("data", 1)
-    shares = data if compilation.options.chosen_batch() == "global" else 1
-    return prices.traffic(data, ranks // data, strategy.microbatches, shares)
+    strategy, mesh = compilation.strategy, compilation.strategy.mesh
+    data, parts = mesh.get("data", 1), mesh.get("spatial", 1)
+    shares = parts * (data if compilation.options.chosen_batch() == "global" else 1)
+    return prices.traffic(data * parts, mesh.get("tensor", 1), strategy.microbatches, shares)
 
 
 def _busy(times: Sequence[float], starts: Sequence[int]) -> list[float]:

@@ -56,8 +56,8 @@ def name_strategy(
     microbatches = named.microbatches or default_microbatches(analysis, named.stages, analysis.replicas)
     begin: dict[str, int] = {}
     if named.stages > 1:
-        shares = sizes["data"] if batch == "global" else 1
-        grid = sizes["data"], len(hosts) // named.stages // sizes["data"]
+        shares = sizes["data"] * parts if batch == "global" else parts
+        grid = sizes["data"] * parts, sizes.get("tensor", 1)
         traffic = None if traffic_of is None else traffic_of(*grid, microbatches, shares)
         begin = cut_stages(analysis, named.stages, seconds, traffic)
     return Strategy(
@@ -131,13 +131,14 @@ def _layerwise(
             f"--strategy data=1,pipeline={len(analysis.workers)}",
         )
     meshes = list(zip(*at_host.values(), strict=True))
-    layers = cut_layers(analysis, len(meshes), seconds)
+    shares, microbatches = len(counts) if batch == "global" else 1, named.microbatches or 1
+    layers = cut_layers(analysis, len(meshes), seconds, shares, microbatches)
     return Strategy(
         MESH_STRATEGY_FORMAT,
         batch,
         {},
         ops=tuple(OpConfig(node, devices=meshes[number]) for node, number in layers.items()),
-        microbatches=named.microbatches or 1,
+        microbatches=microbatches,
     )
 
 

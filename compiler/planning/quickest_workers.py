@@ -1,7 +1,7 @@
 """Which workers few of them would be: whole hosts together, those with the quickest device first.
 
-A device is as quick as it does the step's nodes one after the other, each at its roofline. Of equal ones the
-cluster's order counts, which is what there is where all devices are alike.
+A device is as quick as it does the step's nodes one after the other, each at its roofline, and its updates.
+Of equal ones the cluster's order counts, which is what there is where all devices are alike.
 """
 
 from collections.abc import Sequence

@@ -126,11 +126,10 @@ def _estimates(first: Compilation, names: Iterable[str]) -> Iterator[NameEstimat
             alone_s = on_quickest.replicas_s(named.workers, named.microbatches or 1)
             longer = 1 + A_DOUBLING * log2(named.workers)
             yield NameEstimate(name, alone_s=alone_s * longer, doubt=DOUBT_OF_REPLICAS)
-        elif (pipeline := pipeline_of(pipelines, named)) is not None:
-            if named.workers is None:
-                yield NameEstimate(name, alone_s=estimate.step_s(pipeline))
-            else:
-                yield NameEstimate(name, alone_s=on_quickest.step_s(pipeline), doubt=DOUBT_OF_FEW)
+        else:
+            own, doubt = (estimate, FAR_SLOWER) if named.workers is None else (on_quickest, DOUBT_OF_FEW)
+            if (pipeline := pipeline_of(own.pipelines, named)) is not None:
+                yield NameEstimate(name, alone_s=own.step_s(pipeline), doubt=doubt)
 
 
 def _one_weird_trick(name: str, pipelines: StepPipelines, data_parallel_s: float) -> NameEstimate:

@@ -340,21 +340,22 @@ def _owners_of(graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout]) ->
 
 
 def _decide_replica_op(graph: LaidOutGraph, node: gs.Node, layout: Layout) -> Decision:
-    """Average, Sum and Stack take what each replica has of its own."""
+    """Average, Sum and Stack take what each replica has of its own; Stack, what all have alike, of each."""
     stacks = node.op == average_replicas.STACK
-    is_own = isinstance(layout.along(REPLICAS), PerReplica)
 
-    def result(placement: Placement) -> Placement:
+    def result(axis: int, placement: Placement) -> Placement:
         if isinstance(placement, PerReplica):
             return Split(0) if stacks else Partial("sum")
-        if not (stacks and is_own and isinstance(placement, Split) and placement.axis == 0):
+        if stacks and axis == REPLICAS:
+            return Split(0)
+        if not (stacks and isinstance(placement, Split) and placement.axis == 0):
             return placement
         is_apart = placement.outer > 1 or placement.uneven  # among the blocks of all replicas
         return replace(placement, outer=placement.outer * graph.replicas) if is_apart else placement
 
     axes = [
-        AxisDecision((placement,), (result(placement),))
-        for placement in map(layout.along, range(max(1, len(layout.placements))))
+        AxisDecision((placement,), (result(axis, placement),))
+        for axis, placement in enumerate(map(layout.along, range(max(1, len(layout.placements)))))
     ]
     return Decision(graph.configuration.site_of(node.name), tuple(axes))
 

@@ -187,11 +187,11 @@ def _lower_replica_average(lowering: Lowering, node: gs.Node, decision: Decision
 
 
 def _factor_of_average(node: gs.Node, varies: bool, replicas: int) -> float:
-    """Return what one replica's tensor counts for: of those that are all alike, only one is read."""
+    """Return what one replica's tensor counts for: of those that are all alike, only one is averaged."""
     if node.op == average_replicas.SUM:
         return 1 if varies else replicas
-    divides = node.op == average_replicas.AVERAGE or node.attrs["divide"]
-    return 1 / replicas if varies and divides else 1
+    divides = varies if node.op == average_replicas.AVERAGE else node.attrs["divide"]
+    return 1 / replicas if divides else 1
 
 
 def _lower_shape(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:

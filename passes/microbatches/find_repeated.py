@@ -10,6 +10,7 @@ import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.meshes import Meshes
 from partc.passes.lowering.lowered_graph import LoweredGraph, is_communication
+from partc.runtime.errors import UnsupportedModel
 
 REARRANGING = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
@@ -41,7 +42,10 @@ class Repeated:
 
 
 def find_repeated(lowered: LoweredGraph) -> Repeated:
-    """Return what differs between micro-batches: what comes of a part of the batch, up to where they join."""
+    """Return what differs between micro-batches: what comes of a part of the batch, up to where they join.
+
+    Raises UnsupportedModel.
+    """
     values = {*lowered.moment_constants}
     if not values:
         return Repeated(lowered.meshes.microbatches, frozenset(), frozenset())
@@ -51,12 +55,25 @@ def find_repeated(lowered: LoweredGraph) -> Repeated:
             nodes.add(node.name)
             values.update(tensor.name for tensor in node.outputs)
     _repeat_views(lowered, values, nodes)
-    lasting = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
-    assert not lasting & values, f"{sorted(lasting & values)} once in every micro-batch"
+    _check_lasting(lowered, values)
     mark = "#"
     while any(mark in tensor.name for node in lowered.nodes for tensor in (*node.inputs, *node.outputs)):
         mark += "#"
     return Repeated(lowered.meshes.microbatches, frozenset(values), frozenset(nodes), mark)
+
+
+def _check_lasting(lowered: LoweredGraph, values: set[str]) -> None:
+    """Refuse what would be made, or updated, once in every micro-batch, such as of sizes of a part.
+
+    Raises UnsupportedModel.
+    """
+    lasting = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
+    if repeated := sorted(lasting & values):
+        raise UnsupportedModel(
+            "it is made of a size that each micro-batch has of its own, and would be made once for each",
+            at=f"value {repeated[0]!r}",
+            fix="compile without micro-batches, or export the model with fixed sizes",
+        )
 
 
 def _repeat_views(lowered: LoweredGraph, values: set[str], nodes: set[str]) -> None:

@@ -46,17 +46,23 @@ def average_replicas(
     training: TrainingGraph,
     main: set[str],
     aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
+    *,
+    is_alone: bool = False,
 ) -> TrainingGraph:
     """Insert Average, Sum and Stack nodes; `main` are the names of the main computation's nodes.
 
-    Raises UnsupportedModel where an integer variable would have to be averaged.
+    `is_alone`: there is one replica, whose integers need no average. Raises UnsupportedModel where an integer
+    variable would have to be averaged.
     """
-    return _Averaging(training, main, aggregation).run()
+    return _Averaging(training, main, aggregation, is_alone).run()
 
 
 class _Averaging:
-    def __init__(self, training: TrainingGraph, main: set[str], aggregation: Aggregation) -> None:
+    def __init__(
+        self, training: TrainingGraph, main: set[str], aggregation: Aggregation, is_alone: bool
+    ) -> None:
         self.training = training
+        self.is_alone = is_alone
         self.aggregation = aggregation
         self.graph = training.graph
         self.main = main
@@ -72,7 +78,7 @@ class _Averaging:
         self.varying = _descendants(self.graph, set(self.training.varying_inputs()))
         variables = {}
         for name, variable in self.training.variables.items():
-            if variable.next in self.varying:
+            if variable.next in self.varying and not (self.is_alone and self._is_integer(variable.next)):
                 self._check_float(variable.next)
                 variable = replace(variable, next=self._average_output(variable.next))
             variables[name] = variable
@@ -237,8 +243,11 @@ class _Averaging:
         self.graph.outputs += [self.tensors[tensor] for tensor in own]
         return own
 
+    def _is_integer(self, tensor: str) -> bool:
+        return not np.issubdtype(self.tensors[tensor].dtype, np.floating)
+
     def _check_float(self, tensor: str) -> None:
-        if not np.issubdtype(self.tensors[tensor].dtype, np.floating):
+        if self._is_integer(tensor):
             raise UnsupportedModel(
                 "an integer variable that depends on each replica's own data cannot be averaged",
                 at=f"next value {tensor!r}",

@@ -144,3 +144,56 @@ def test_a_parameter_without_entries_is_kept_by_all(strategy: str, tmp_path: Pat
     compiled = compile_step(training, tmp_path / "out", "1x2", strategy, "global")
 
     assert verified(compiled, random_batches(compiled.plan, 2)).passed
+
+
+ALIKE = """
+forward (int64[6] i) => (double loss) {
+    e = Gather <axis = 0> (E, i)
+    loss = ReduceMean <keepdims = 0> (e)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "strategy"),
+    sampled(
+        [
+            *(("2x2", name) for name in ("allreduce", "fsdp,microbatches=2", "data=2,tensor=2", "hybrid")),
+            *(("1x2", "ps"), ("2x2", "pipeline=2,data=2,microbatches=2"), ("1x3", "auto")),
+        ],
+        (0, 1, 2, 4),
+    ),
+)
+def test_rows_of_a_gradient_may_be_alike_where_ids_are_not(
+    cluster: str, strategy: str, tmp_path: Path
+) -> None:
+    """Each replica's ids go with rows of its own, though all have the same."""
+    model = parse(ALIKE)
+    table = np.random.default_rng(0).normal(size=(7, 4))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "E"))
+    choice = ParameterChoice(train=("E",))
+    training = import_training_graph(
+        build_training_graph(model, loss="loss", optimizer=Momentum(0.1), parameters=choice)
+    )
+
+    compiled = compile_step(training, tmp_path / "out", cluster, strategy, "per-replica")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 3, high=7))
+
+
+@pytest.mark.parametrize("strategy", ["tensor=2", "pipeline=2", "workers=1"])
+def test_one_replica_counts_in_integers(strategy: str, tmp_path: Path) -> None:
+    text = (
+        COUNTING.replace(", TOLD", "").replace("NODES", "").replace("Shape <start = 0, end = 1> (y)", "Hits")
+    )
+    text = text.replace(
+        "samples = Hits", "p = Greater (y, y) q = Cast <to = 7> (p) samples = ReduceSum <keepdims = 1> (q)"
+    )
+    model = parse(text)
+    for name, value in {"W": np.ones((4, 3)), "seen": np.array(0, np.int64)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    options = GraphOptions(state={"W": "W_next", "seen": "seen_next"}, loss="loss", sample_axes={"x": 0})
+
+    compiled = compile_step(import_training_graph(model, options), tmp_path / "out", "1x2", strategy)
+
+    assert verified(compiled, random_batches(compiled.plan, 2)).passed

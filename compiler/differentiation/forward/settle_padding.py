@@ -26,7 +26,8 @@ def settle_padding(graph: onnx.GraphProto, types: Types) -> None:
         if is_conv and auto_pad.startswith("SAME") and any(size > 1 for size in dilations):
             kernel = attributes.get("kernel_shape") or _spatial(types, node.input[1])
             strides = attributes.get("strides") or (1,) * len(dilations)
-            pads = _same(node, auto_pad, kernel, strides, dilations, _spatial(types, node.input[0]))
+            source = _spatial(types, node.input[0]) or (None,) * len(dilations)
+            pads = _same(node, auto_pad, kernel, strides, dilations, source)
             left = [entry for entry in node.attribute if entry.name not in ("auto_pad", "pads")]
             del node.attribute[:]
             node.attribute.extend([*left, helper.make_attribute("pads", pads)])

@@ -5,7 +5,7 @@ step = M micro-batches at all stages, in turns, each with the end of a stage (sh
 each micro-batch   of a node, its flops and activations / (M x data x tensor), its weights / tensor;
                    gradients are added to those before; over a cut go activations, along `tensor` what
                    layouts ask for
-the end            sums of a stage's gradients among its replicas, and its updates, as one pass over memory
+the end            sums of a stage's gradients among its replicas; updates, a pass over memory at each place
 
 Of replicas alone what is summed may go on beside the way back, and what takes longer counts.
 """

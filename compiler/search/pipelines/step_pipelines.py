@@ -59,11 +59,13 @@ class StepPipelines:
 
     def _cut(self, stages: int, like: Pipeline) -> tuple[int, ...]:
         key = stages, like.data, like.tensor, like.microbatches
+        if stages == 1:
+            return ()
         if key not in self._cuts:
             shares = self.shares(like.data)
             traffic = self.prices.traffic(like.data, like.tensor, like.microbatches, shares)
             times = traffic.times(self.line.work, self.prices.node_s)
-            self._cuts[key] = tuple(self.line.cut(stages, times, traffic)) if stages > 1 else ()
+            self._cuts[key] = tuple(self.line.cut(stages, times, traffic))
         return self._cuts[key]
 
     def strategy(self, pipeline: Pipeline) -> Strategy:

@@ -18,10 +18,13 @@ from partc.passes.search.stages.line_work import NodeSeconds
 from partc.runtime.errors import BadUsage
 
 
-def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[str, int]:
+def cut_layers(
+    analysis: Analysis, devices: int, seconds: NodeSeconds, shares: int = 1, microbatches: int = 1
+) -> dict[str, int]:
     """Return the forward nodes that multiply or look up parameters -> the device that runs their layer.
 
-    `seconds`: what a node takes. Raises BadUsage where there are fewer layers than devices.
+    `seconds`: what a node takes; `shares`: into which hosts divide the graph's batch. Raises BadUsage where
+    there are fewer layers than devices.
     """
     forward, line = forward_nodes(analysis.training, analysis.main), stage_line(analysis)
     layer_of = _layers(analysis, forward, line.nodes)
@@ -34,7 +37,7 @@ def cut_layers(analysis: Analysis, devices: int, seconds: NodeSeconds) -> dict[s
         )
     durations = [0.0 for _ in range(layers)]
     layer_of_tensor: dict[str, int] = {}
-    for node, second in zip(line.nodes, line.work.times(seconds).both, strict=True):
+    for node, second in zip(line.nodes, line.work.times(seconds, shares, 1, microbatches).both, strict=True):
         behind = max(
             (layer_of_tensor[tensor.name] for tensor in node.inputs if tensor.name in layer_of_tensor),
             default=0,

@@ -1,4 +1,4 @@
-"""Cut a step into stages where several read a weight, as in tied embeddings: by the price of a pipeline.
+"""Play a pipeline that a step is cut into, and choose among cuts, where several read a weight of others too.
 
 A weight that several stages read is sent once a step, and its gradient back, while nothing else may be there
 to do. Where the balanced cut parts readers of such weights, cuts that are less and less balanced are tried
@@ -101,8 +101,9 @@ class SharedPipeline:
         self.gradients = np.array([0, *accumulate(gradient_bytes or [0] * len(nbytes))])
 
     def quickest(self, cuts: list[list[int]]) -> list[int]:
-        """Return the quickest of cuts, the first balanced; where that parts readers of weights, of those too
-        that send fewest of these.
+        """Return the quickest of cuts, of which the first is balanced.
+
+        Where that parts readers of weights, cuts that send fewest of these are tried too, however uneven.
         """
         balanced = cuts[0]
         if any(len(set(self._stages_of(weight, balanced))) > 1 for weight in self.shared):

@@ -13,8 +13,14 @@ from partc.compiler.differentiation.parameters.choose_parameters import Paramete
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.model_files.open_model import open_model
+from partc.compiler.options import GraphOptions
 from tests.builders.graphs.foreign_steps import parse
-from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step
+from tests.builders.plans.compiled_steps import (
+    assert_trains_as_one_device,
+    compile_step,
+    random_batches,
+    verified,
+)
 
 FORWARD = """
 forward (float[4,5,5] x) => (float loss) {
@@ -43,6 +49,53 @@ NUMPY = {
     "vector": lambda x, W, v: v,
     "made vector": lambda x, W, v: np.tanh(v),
 }
+
+
+WITHIN = {
+    "a function": """
+    <ir_version: 10, opset_import: ["": 21, "own": 1]>
+    step (float[4,5] x, float[5,5] W, float[5] u) => (float loss, float[5] u_next)
+    {
+        u_next = own.turned (W, u)
+        y = MatMul (x, W)
+        loss = ReduceMean <keepdims = 0> (y)
+    }
+    <opset_import: ["": 21, "own": 1], domain: "own"> turned (A, b) => (c) { c = own.times (A, b) }
+    <opset_import: ["": 21], domain: "own"> times (A, b) => (c) { t = Transpose (A) c = MatMul (t, b) }
+    """,
+    "a loop": """
+    <ir_version: 10, opset_import: ["": 21]>
+    step (float[4,5] x, float[5,5] W, float[5] u) => (float loss, float[5] u_next)
+    {
+        one = Constant <value = int64 {1}> ()
+        yes = Constant <value = bool {1}> ()
+        r = Loop (one, yes, u) <body = b (int64 i, bool go, float[] v) => (bool on, float[5] made) {
+            on = Identity (go)
+            t = Transpose (W)
+            made = MatMul (t, v)
+        }>
+        u_next = Identity (r)
+        y = MatMul (x, W)
+        loss = ReduceMean <keepdims = 0> (y)
+    }
+    """,
+}
+
+
+@pytest.mark.parametrize("place", WITHIN)
+def test_products_within_others_are_those_of_numpy(place: str, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(WITHIN[place])
+    rng = np.random.default_rng(0)
+    W, u = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 5), (5,)))
+    for name, value in {"W": W, "u": u}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    options = GraphOptions(state={"u": "u_next"}, loss="loss", sample_axes={"x": 0})
+
+    compiled = compile_step(import_training_graph(model, options), tmp_path / "out", "1x2", "allreduce")
+
+    assert verified(compiled, random_batches(compiled.plan, 2)).passed
+    feeds = {"x": np.zeros((4, 5), np.float32), "W": W, "u": u}
+    np.testing.assert_allclose(open_model(model).run(["u_next"], feeds)[0], W.T @ u, rtol=1e-4)
 
 
 TRAINED = [sides for sides in product(READ, READ) if not all(side.startswith("samples") for side in sides)]
