@@ -54,18 +54,19 @@ NUMPY = {
 WITHIN = {
     "a function": """
     <ir_version: 10, opset_import: ["": 21, "own": 1]>
-    step (float[4,5] x, float[5,5] W, float[5] u) => (float loss, float[5] u_next)
+    step (float[4,5] x, float[5,5] W, float[5] u) => (float loss, float[5] u_next, float[5,5] W_next)
     {
         u_next = own.turned (W, u)
         y = MatMul (x, W)
         loss = ReduceMean <keepdims = 0> (y)
+        W_next = Tanh (W)
     }
     <opset_import: ["": 21, "own": 1], domain: "own"> turned (A, b) => (c) { c = own.times (A, b) }
     <opset_import: ["": 21], domain: "own"> times (A, b) => (c) { t = Transpose (A) c = MatMul (t, b) }
     """,
     "a loop": """
     <ir_version: 10, opset_import: ["": 21]>
-    step (float[4,5] x, float[5,5] W, float[5] u) => (float loss, float[5] u_next)
+    step (float[4,5] x, float[5,5] W, float[5] u) => (float loss, float[5] u_next, float[5,5] W_next)
     {
         one = Constant <value = int64 {1}> ()
         yes = Constant <value = bool {1}> ()
@@ -77,6 +78,7 @@ WITHIN = {
         u_next = Identity (r)
         y = MatMul (x, W)
         loss = ReduceMean <keepdims = 0> (y)
+        W_next = Tanh (W)
     }
     """,
 }
@@ -89,7 +91,7 @@ def test_products_within_others_are_those_of_numpy(place: str, tmp_path: Path) -
     W, u = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 5), (5,)))
     for name, value in {"W": W, "u": u}.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    options = GraphOptions(state={"u": "u_next"}, loss="loss", sample_axes={"x": 0})
+    options = GraphOptions(state={"u": "u_next", "W": "W_next"}, loss="loss", sample_axes={"x": 0})
 
     compiled = compile_step(import_training_graph(model, options), tmp_path / "out", "1x2", "allreduce")
 
