@@ -60,7 +60,8 @@ def _slice_part(
         ends = (out.numbers(site, (replace(part, tells=what),)) for what in ("start", "stop"))
         return out.emit("Slice", [whole, *ends, along], name, whole.dtype, site)
     varies = out.shapes.get(whole.name, shape)[axis] is None
-    if isinstance(whole, gs.Constant) or (whole.name in lowering.facts.fixed_shapes and not varies):
+    is_fixed = lowering.graph.has_fixed_pieces(tensor, transfer.source)
+    if isinstance(whole, gs.Constant) or (is_fixed and not varies):
         size: gs.Tensor = constant(f"{name}.size", [shape[axis] // ranks], np.int64)
     else:
         sizes = out.emit("Shape", [whole], f"{name}.sizes", INT64, site)

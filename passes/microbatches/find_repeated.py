@@ -77,17 +77,35 @@ def _check_lasting(lowered: LoweredGraph, values: set[str]) -> None:
 
 
 def _repeat_views(lowered: LoweredGraph, values: set[str], nodes: set[str]) -> None:
-    """Let what only turns a variable about run with those who read it: their products do that themselves."""
+    """Let what only turns a variable about run with those who read it: their products do that themselves.
+
+    So does what constants make, such as a gradient of ones: it would be kept until the last has read it.
+    """
+    of_constants = _made_of_constants(lowered)
     lasting = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
     readers: dict[str, set[str]] = {}
     for node in reversed(lowered.nodes):
         reads_it = set().union(*(readers.get(tensor.name, set()) for tensor in node.outputs))
         is_lasting = any(tensor.name in lasting for tensor in node.outputs)
-        if node.op in REARRANGING and reads_it and reads_it <= nodes and not is_lasting:
+        may_be_again = node.op in REARRANGING or node.name in of_constants
+        if may_be_again and reads_it and reads_it <= nodes and not is_lasting:
             nodes.add(node.name)
             values.update(tensor.name for tensor in node.outputs)
         for tensor in node.inputs:
             readers.setdefault(tensor.name, set()).add(node.name)
+
+
+def _made_of_constants(lowered: LoweredGraph) -> set[str]:
+    """Return the names of the nodes that read nothing else."""
+    names: set[str] = set()
+    for node in lowered.nodes:
+        makers = [tensor.inputs[0].name if tensor.inputs else "" for tensor in node.inputs if tensor.name]
+        is_known = (isinstance(t, gs.Constant) for t in node.inputs if t.name)
+        if not is_communication(node) and all(
+            known or maker in names for known, maker in zip(is_known, makers, strict=True)
+        ):
+            names.add(node.name)
+    return names
 
 
 def joins_microbatches(node: gs.Node, meshes: Meshes) -> bool:
