@@ -125,19 +125,16 @@ def average_over_replicas(compilation: Compilation) -> None:
     if compilation.options.chosen_batch() == "global":
         check_one_batch(compilation.training, aggregation)
         return
-    is_alone = _replicas(compilation) == 1
+    training, is_alone = compilation.training, _replicas(compilation) == 1
     if not is_alone:
-        check_draws(compilation.training)
-    compilation.training = average_replicas(
-        compilation.training, compilation.main, aggregation, is_alone=is_alone
-    )
+        check_draws(training)
+    compilation.training = average_replicas(training, compilation.main, aggregation, is_alone=is_alone)
 
 
 def add_gradient_outputs(compilation: Compilation) -> None:
     """Make the gradients that the user wants to see outputs of the step."""
-    compilation.training = fetch_gradients(
-        compilation.training, compilation.options.chosen_aggregation().fetched
-    )
+    fetched = compilation.options.chosen_aggregation().fetched
+    compilation.training = fetch_gradients(compilation.training, fetched)
 
 
 def infer_tensors(compilation: Compilation) -> None:

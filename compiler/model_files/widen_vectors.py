@@ -8,7 +8,7 @@ ONNX Runtime puts a Transpose of A into the product, and computes it wrongly if 
 MatmulTransposeFusion). Of two matrices it saves a copy, so that it is not done without.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -18,25 +18,32 @@ from partc.compiler.model_files.model_file import subgraphs_of
 
 Types = Mapping[str, onnx.TypeProto]
 
+PRODUCTS = frozenset({("", "MatMul"), ("ai.onnx", "MatMul")})
+
 
 def inline_products(model: onnx.ModelProto) -> onnx.ModelProto:
     """Inline functions that multiply, or call one that does: in a function nothing has a number of axes.
 
     Not those that partc writes, which multiply no vectors.
     """
-    foreign = [f for f in model.functions if f.domain.partition(".")[0] != "partc"]
-    products: set[tuple[str, str]] = set()
-    found = True
-    while found:
-        calls = {("", "MatMul"), ("ai.onnx", "MatMul"), *products}
-        multiply = {(f.domain, f.name) for f in foreign if any(map(calls.__contains__, map(_op, f.node)))}
-        found = multiply > products
-        products = multiply
-    return inliner.inline_selected_functions(model, sorted(products)) if products else model
+    called = {
+        (function.domain, function.name): set(_ops(function.node))
+        for function in model.functions
+        if function.domain.partition(".")[0] != "partc"
+    }
+    multiply = set(PRODUCTS)
+    while more := {name for name, ops in called.items() if ops & multiply} - multiply:
+        multiply |= more
+    products = sorted(multiply - PRODUCTS)
+    return inliner.inline_selected_functions(model, products) if products else model
 
 
-def _op(node: onnx.NodeProto) -> tuple[str, str]:
-    return node.domain, node.op_type
+def _ops(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
+    """Yield the domains and types of nodes, of those in bodies too."""
+    for node in nodes:
+        yield node.domain, node.op_type
+        for body in subgraphs_of(node):
+            yield from _ops(body.node)
 
 
 def widen_vectors(graph: onnx.GraphProto, around: Types | None = None) -> bool:
@@ -51,8 +58,7 @@ def widen_vectors(graph: onnx.GraphProto, around: Types | None = None) -> bool:
     for node in graph.node:
         for body in subgraphs_of(node):
             are_widened = widen_vectors(body, types) or are_widened
-        is_product = node.op_type == "MatMul" and node.domain in ("", "ai.onnx")
-        if is_product and _rank(types, node.input[1]) == 1:
+        if (node.domain, node.op_type) in PRODUCTS and _rank(types, node.input[1]) == 1:
             nodes += _as_column(graph, node, types, taken)
         else:
             nodes.append(node)

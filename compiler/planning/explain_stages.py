@@ -13,7 +13,7 @@ from partc.compiler.report.units import join_words, percent, ranges, seconds, si
 from partc.passes.search.operators.forward_nodes import find_variables_behind
 from partc.passes.search.stages.cut_stages import IDLE_STAGE, StageLine, stage_line
 from partc.passes.search.stages.line_work import LineTimes
-from partc.passes.search.stages.shared_weights import PipelineTraffic, SharedPipeline
+from partc.passes.search.stages.price_cuts import CutPricer, PipelineTraffic
 
 UNEVEN = 1.5  # of the busiest stage's time by the mean: what is more is warned of
 NAMES_TOLD = 2
@@ -40,10 +40,8 @@ def explain_stages(compilation: Compilation) -> str:
 
 
 def _traffic(compilation: Compilation, prices: StagePrices) -> PipelineTraffic:
-    strategy, mesh = compilation.strategy, compilation.strategy.mesh
-    data, parts = mesh.get("data", 1), mesh.get("spatial", 1)
-    shares = parts * (data if compilation.options.chosen_batch() == "global" else 1)
-    return prices.traffic(data * parts, mesh.get("tensor", 1), strategy.microbatches, shares)
+    strategy, per_replica = compilation.strategy, compilation.options.chosen_batch() != "global"
+    return prices.traffic(strategy.mesh, strategy.microbatches, per_replica)
 
 
 def _busy(times: Sequence[float], starts: Sequence[int]) -> list[float]:
@@ -73,7 +71,7 @@ class _Reasons:
         stages = len(self.starts) + 1
         equal, line = self.line.cut(stages, self.times), self.line
         gradients = line.work.gradient_bytes
-        pipeline = SharedPipeline(self.times, line.nbytes, line.shared, stages, self.traffic, gradients)
+        pipeline = CutPricer(self.times, line.nbytes, line.shared, stages, self.traffic, gradients)
         parted = self._parted(equal)
         if parted and pipeline.step_s(self.starts) < pipeline.step_s(equal):
             return self._of_weights(parted, pipeline.step_s(equal), pipeline.step_s(self.starts))

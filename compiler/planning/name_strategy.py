@@ -20,15 +20,15 @@ from partc.passes.search.stages.batch_wide import is_batch_wide
 from partc.passes.search.stages.cut_layers import cut_layers
 from partc.passes.search.stages.cut_stages import cut_stages
 from partc.passes.search.stages.line_work import NodeSeconds
-from partc.passes.search.stages.shared_weights import PipelineTraffic
+from partc.passes.search.stages.price_cuts import PipelineTraffic
 from partc.runtime.errors import BadUsage
 
 # With m micro-batches and s stages, (s - 1) of (m + s - 1) turns are idle: a fifth at four a stage
 # (Huang et al. 2019, GPipe, section 2.3, whose overhead is negligible from there on).
 MICROBATCHES_PER_STAGE = 4
 
-# (replicas, workers of each at a stage, micro-batches, parts of the graph's batch) -> what messages take
-TrafficOf = Callable[[int, int, int, int], PipelineTraffic]
+# (mesh axes of a stage, micro-batches, whether the graph's batch is one replica's) -> what messages take
+TrafficOf = Callable[[Mapping[str, int], int, bool], PipelineTraffic]
 
 
 def name_strategy(
@@ -56,9 +56,7 @@ def name_strategy(
     microbatches = named.microbatches or default_microbatches(analysis, named.stages, analysis.replicas)
     begin: dict[str, int] = {}
     if named.stages > 1:
-        shares = sizes["data"] * parts if batch == "global" else parts
-        grid = sizes["data"] * parts, sizes.get("tensor", 1)
-        traffic = None if traffic_of is None else traffic_of(*grid, microbatches, shares)
+        traffic = None if traffic_of is None else traffic_of(sizes, microbatches, batch != "global")
         begin = cut_stages(analysis, named.stages, seconds, traffic)
     return Strategy(
         MESH_STRATEGY_FORMAT,

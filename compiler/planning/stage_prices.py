@@ -1,6 +1,6 @@
 """What nodes and messages of a pipeline's stages take on a cluster, each by itself."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -12,7 +12,7 @@ from partc.cost.network.topology import Network, network_of
 from partc.cost.network.traffic import Phases, seconds_of
 from partc.cost.simulation.roofline import node_s, start_s
 from partc.passes.search.stages.line_work import NodeSeconds
-from partc.passes.search.stages.shared_weights import PipelineTraffic, SentSeconds, SumSeconds
+from partc.passes.search.stages.price_cuts import PipelineTraffic, SentSeconds, SumSeconds
 
 MessagePhases = Callable[[Network, Sequence[str], float], Phases]  # of a message's members and bytes
 
@@ -86,10 +86,14 @@ class StagePrices:
 
         return sent_s
 
-    def traffic(self, data: int, tensor: int, microbatches: int, shares: int) -> PipelineTraffic:
-        """Return what there is of a pipeline whose stages are so many replicas of so many workers."""
-        sent, summed = self.sent(data * tensor), self.summed(data, tensor)
-        return PipelineTraffic(sent, microbatches, shares, tensor, summed)
+    def traffic(self, grid: Mapping[str, int], microbatches: int, per_replica: bool) -> PipelineTraffic:
+        """Return what there is of a pipeline whose stages are such grids: mesh axes and their sizes.
+
+        `per_replica`: the graph's batch is one replica's, of which rows of images alone are divided.
+        """
+        data, parts, tensor = (grid.get(axis, 1) for axis in ("data", "spatial", "tensor"))
+        sent, summed = self.sent(data * parts * tensor), self.summed(data * parts, tensor)
+        return PipelineTraffic(sent, microbatches, parts if per_replica else data * parts, tensor, summed)
 
     def replicas(self, data: int, tensor: int, stage: int) -> range:
         """Return the workers of a stage that sum gradients: those that are first along `tensor`."""

@@ -4,6 +4,7 @@ x ─ Slice(microbatch) ─> x' ─ MatMul ─> y ─ MatMul ─> dW' ─ sum ov
     repeated ....................................................................   once .......
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
@@ -54,35 +55,34 @@ def find_repeated(lowered: LoweredGraph) -> Repeated:
         if not joins_microbatches(node, lowered.meshes) and any(t.name in values for t in node.inputs):
             nodes.add(node.name)
             values.update(tensor.name for tensor in node.outputs)
-    _repeat_views(lowered, values, nodes)
-    _check_lasting(lowered, values)
+    lasting = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
+    _repeat_views(lowered, lasting, values, nodes)
+    _check_lasting(lasting & values)
     mark = "#"
     while any(mark in tensor.name for node in lowered.nodes for tensor in (*node.inputs, *node.outputs)):
         mark += "#"
     return Repeated(lowered.meshes.microbatches, frozenset(values), frozenset(nodes), mark)
 
 
-def _check_lasting(lowered: LoweredGraph, values: set[str]) -> None:
-    """Refuse what would be made, or updated, once in every micro-batch, such as of sizes of a part.
+def _check_lasting(repeated: Collection[str]) -> None:
+    """Refuse results that would be made, or updated, once in every micro-batch, such as of sizes of a part.
 
     Raises UnsupportedModel.
     """
-    lasting = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
-    if repeated := sorted(lasting & values):
+    if repeated:
         raise UnsupportedModel(
-            "it is made of a size that each micro-batch has of its own, and would be made once for each",
-            at=f"value {repeated[0]!r}",
+            "a result is made of a size that micro-batches have of their own: it would be made once for each",
+            at=f"value {min(repeated)!r}",
             fix="compile without micro-batches, or export the model with fixed sizes",
         )
 
 
-def _repeat_views(lowered: LoweredGraph, values: set[str], nodes: set[str]) -> None:
+def _repeat_views(lowered: LoweredGraph, lasting: set[str], values: set[str], nodes: set[str]) -> None:
     """Let what only turns a variable about run with those who read it: their products do that themselves.
 
     So does what constants make, such as a gradient of ones: it would be kept until the last has read it.
     """
     of_constants = _made_of_constants(lowered)
-    lasting = {state.next for state in lowered.states} | {value for _, value, _ in lowered.outputs}
     readers: dict[str, set[str]] = {}
     for node in reversed(lowered.nodes):
         reads_it = set().union(*(readers.get(tensor.name, set()) for tensor in node.outputs))
@@ -97,15 +97,14 @@ def _repeat_views(lowered: LoweredGraph, values: set[str], nodes: set[str]) -> N
 
 def _made_of_constants(lowered: LoweredGraph) -> set[str]:
     """Return the names of the nodes that read nothing else."""
-    names: set[str] = set()
+    nodes: set[str] = set()
+    values: set[str] = set()
     for node in lowered.nodes:
-        makers = [tensor.inputs[0].name if tensor.inputs else "" for tensor in node.inputs if tensor.name]
-        is_known = (isinstance(t, gs.Constant) for t in node.inputs if t.name)
-        if not is_communication(node) and all(
-            known or maker in names for known, maker in zip(is_known, makers, strict=True)
-        ):
-            names.add(node.name)
-    return names
+        read = (tensor for tensor in node.inputs if tensor.name and not isinstance(tensor, gs.Constant))
+        if not is_communication(node) and all(tensor.name in values for tensor in read):
+            nodes.add(node.name)
+            values.update(tensor.name for tensor in node.outputs)
+    return nodes
 
 
 def joins_microbatches(node: gs.Node, meshes: Meshes) -> bool:

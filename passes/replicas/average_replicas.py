@@ -51,8 +51,8 @@ def average_replicas(
 ) -> TrainingGraph:
     """Insert Average, Sum and Stack nodes; `main` are the names of the main computation's nodes.
 
-    `is_alone`: there is one replica, whose integers need no average. Raises UnsupportedModel where an integer
-    variable would have to be averaged.
+    `is_alone`: there is one replica, whose integers are their own mean. Raises UnsupportedModel where an
+    integer variable would have to be averaged.
     """
     return _Averaging(training, main, aggregation, is_alone).run()
 
@@ -78,7 +78,7 @@ class _Averaging:
         self.varying = _descendants(self.graph, set(self.training.varying_inputs()))
         variables = {}
         for name, variable in self.training.variables.items():
-            if variable.next in self.varying and not (self.is_alone and self._is_integer(variable.next)):
+            if variable.next in self.varying:
                 self._check_float(variable.next)
                 variable = replace(variable, next=self._average_output(variable.next))
             variables[name] = variable
@@ -243,11 +243,8 @@ class _Averaging:
         self.graph.outputs += [self.tensors[tensor] for tensor in own]
         return own
 
-    def _is_integer(self, tensor: str) -> bool:
-        return not np.issubdtype(self.tensors[tensor].dtype, np.floating)
-
     def _check_float(self, tensor: str) -> None:
-        if self._is_integer(tensor):
+        if not self.is_alone and not np.issubdtype(self.tensors[tensor].dtype, np.floating):
             raise UnsupportedModel(
                 "an integer variable that depends on each replica's own data cannot be averaged",
                 at=f"next value {tensor!r}",

@@ -1,6 +1,6 @@
 """Estimate what a pipeline's step takes from what its nodes and messages take alone: no plan is made.
 
-step = M micro-batches at all stages, in turns, each with the end of a stage (shared_weights.py)
+step = M micro-batches at all stages, in turns, each with the end of a stage (price_cuts.py)
 
 each micro-batch   of a node, its flops and activations / (M x data x tensor), its weights / tensor;
                    gradients are added to those before; over a cut go activations, along `tensor` what
@@ -18,11 +18,13 @@ from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.passes.configure import configure
 from partc.passes.distribute import lay_out
 from partc.passes.search.named.weight_layouts import sent_along
-from partc.passes.search.stages.line_work import LineTimes, TimedWork, add_up
+from partc.passes.search.stages.line_work import LineTimes, TimedWork, When, add_up
 from partc.passes.search.stages.pipeline_space import Pipeline
-from partc.passes.search.stages.shared_weights import SharedPipeline
+from partc.passes.search.stages.price_cuts import CutPricer
 
 SEGMENTS = 2  # of a micro-batch at a stage: forward and back
+
+SentBytes = tuple[int, When, float]  # place in the line, when, bytes of an AllReduce as long
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class PipelineEstimate:
     pipelines: StepPipelines
     laid_out: int = 0
     _ways: dict[tuple[int, int, int], LineTimes] = field(default_factory=dict)
-    _sent: dict[tuple[int, int], tuple[TimedWork, ...]] = field(default_factory=dict)
+    _sent: dict[tuple[int, int], tuple[SentBytes, ...]] = field(default_factory=dict)
 
     def step_s(self, pipeline: Pipeline) -> float:
         """Return about how long a step takes."""
@@ -49,13 +51,10 @@ class PipelineEstimate:
         for place, _, update_s in line.work.updates(prices.node_s, kept, count):
             both[place] += update_s
             behind[place] += update_s
-        times, shares = LineTimes(both, ahead, behind), self.pipelines.shares(pipeline.data)
-        traffic = replace(
-            prices.traffic(pipeline.data, pipeline.tensor, count, shares),
-            summed=partial(self._summed_s, pipeline),
-        )
+        times = LineTimes(both, ahead, behind)
+        traffic = replace(self.pipelines.traffic(pipeline), summed=partial(self._summed_s, pipeline))
         stages, gradients = pipeline.stages, line.work.gradient_bytes
-        turns = SharedPipeline(times, line.nbytes, line.shared, stages, traffic, gradients)
+        turns = CutPricer(times, line.nbytes, line.shared, stages, traffic, gradients)
         return turns.step_s(pipeline.starts)
 
     def replicas_s(self, data: int, microbatches: int = 1) -> float:
@@ -94,8 +93,8 @@ class PipelineEstimate:
         scattered_s = pipeline.microbatches * prices.scatter_s(nbytes, members)
         return scattered_s + prices.gather_s(nbytes, members)
 
-    def _sent_along(self, data: int, tensor: int) -> tuple[TimedWork, ...]:
-        """Return what is sent along `tensor`, as the bytes in place of seconds of an AllReduce as long."""
+    def _sent_along(self, data: int, tensor: int) -> tuple[SentBytes, ...]:
+        """Return what is sent along `tensor`."""
         workers = self.pipelines.space.workers
         if self.laid_out:
             data, tensor = workers // self.laid_out, self.laid_out

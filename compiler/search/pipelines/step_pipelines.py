@@ -11,6 +11,7 @@ from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strat
 from partc.passes.analysis import Analysis
 from partc.passes.search.stages.cut_stages import StageLine, stage_line
 from partc.passes.search.stages.pipeline_space import Pipeline, PipelineSpace
+from partc.passes.search.stages.price_cuts import PipelineTraffic
 
 Homes = dict[str, dict[str, AxisSplit]]
 
@@ -54,6 +55,11 @@ class StepPipelines:
         """Return into how many parts replicas divide the graph's own batch."""
         return 1 if self.analysis.per_replica else data
 
+    def traffic(self, like: Pipeline) -> PipelineTraffic:
+        """Return what messages of a pipeline take."""
+        grid = {"data": like.data, "tensor": like.tensor}
+        return self.prices.traffic(grid, like.microbatches, self.analysis.per_replica)
+
     def _counts(self, data: int) -> tuple[int, ...]:
         return microbatch_counts(self.analysis, self.shares(data))
 
@@ -62,8 +68,7 @@ class StepPipelines:
         if stages == 1:
             return ()
         if key not in self._cuts:
-            shares = self.shares(like.data)
-            traffic = self.prices.traffic(like.data, like.tensor, like.microbatches, shares)
+            traffic = self.traffic(like)
             times = traffic.times(self.line.work, self.prices.node_s)
             self._cuts[key] = tuple(self.line.cut(stages, times, traffic))
         return self._cuts[key]

@@ -3,7 +3,7 @@
 Every node is first placed as if each forward node were a stage (layouts/place_nodes.py), which tells what of
 the backward pass and of the updates goes with it. Contiguous stages whose greatest time is least are then
 found by bisection; of those within 5, 10, 20 and 35 % of it, the cuts over which the fewest bytes go are
-played with their messages and sums, and the quickest is taken (shared_weights.py).
+played with their messages and sums, and the quickest is taken (price_cuts.py).
 """
 
 from collections import deque
@@ -19,11 +19,10 @@ from partc.passes.layouts.configuration import Places
 from partc.passes.layouts.place_nodes import find_mixed, place_nodes
 from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.passes.search.stages.line_work import LineTimes, LineWork, NodeSeconds, line_work
-from partc.passes.search.stages.shared_weights import (
-    STILL_BALANCED,
-    TOLERANCES,
+from partc.passes.search.stages.price_cuts import (
+    BALANCED,
+    CutPricer,
     PipelineTraffic,
-    SharedPipeline,
     SharedWeight,
     find_shared_weights,
 )
@@ -65,7 +64,7 @@ class StageLine:
         if traffic is None:
             return cuts[0]
         gradients = self.work.gradient_bytes
-        return SharedPipeline(times, self.nbytes, self.shared, stages, traffic, gradients).quickest(cuts)
+        return CutPricer(times, self.nbytes, self.shared, stages, traffic, gradients).quickest(cuts)
 
     def begins(self, starts: Sequence[int]) -> dict[str, int]:
         """Return the nodes with which a stage begins -> the stage: all that they read is of earlier ones."""
@@ -138,14 +137,14 @@ def _bytes_behind(analysis: Analysis, line: Sequence[gs.Node]) -> list[int]:
 
 def cut(seconds: Sequence[float], nbytes: Sequence[int], stages: int) -> list[int]:
     """Return the places at which the later stages begin. `nbytes`: of a cut before each place."""
-    return cut_unevenly(seconds, nbytes, stages, TOLERANCES[:1])[0]
+    return cut_unevenly(seconds, nbytes, stages, BALANCED[:1])[0]
 
 
 def cut_unevenly(
     seconds: Sequence[float],
     nbytes: Sequence[int],
     stages: int,
-    tolerances: Sequence[float] = TOLERANCES[:STILL_BALANCED],
+    tolerances: Sequence[float] = BALANCED,
 ) -> list[list[int]]:
     """Return cuts that are less and less balanced, each of the fewest bytes."""
     until = [0.0, *accumulate(seconds)]

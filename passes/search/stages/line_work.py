@@ -130,15 +130,14 @@ def line_work(analysis: Analysis, places: Places, count: int) -> LineWork:
 
 
 def _count_work(analysis: Analysis, places: Places, when_of: Mapping[str, When]) -> Iterator[NodeWork]:
-    """Yield the nodes of the main computation; what only moves a tensor costs nothing."""
+    """Yield the nodes of the main computation whose values data decide."""
     facts, training = analysis.facts, analysis.training
     main = [node for node in training.graph.nodes if node.name in analysis.main]
     weights = {name for name, of in find_variables_behind(main, training.variables, facts).items() if of}
     weights |= {g.dense for g in training.gradients.values() if g.dense is not None}
     for node in main:
         rule, weight_bytes, sample_bytes = rule_of(node, facts), 0, 0
-        is_fixed = all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs)
-        if is_fixed or (rule is not None and rule.moves):
+        if all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
             continue
         for tensor in (*node.inputs, *node.outputs):
             is_table = rule is not None and rule.indexed and tensor.name in weights

@@ -64,6 +64,25 @@ WITHIN = {
     <opset_import: ["": 21, "own": 1], domain: "own"> turned (A, b) => (c) { c = own.times (A, b) }
     <opset_import: ["": 21], domain: "own"> times (A, b) => (c) { t = Transpose (A) c = MatMul (t, b) }
     """,
+    "a branch of a function": """
+    <ir_version: 10, opset_import: ["": 21, "own": 1]>
+    step (float[4,5] x, float[5,5] W, float[5] u) => (float loss, float[5] u_next, float[5,5] W_next)
+    {
+        r = own.turned (W, u)
+        u_next = Identity (r)
+        y = MatMul (x, W)
+        loss = ReduceMean <keepdims = 0> (y)
+        W_next = Tanh (W)
+    }
+    <opset_import: ["": 21], domain: "own"> turned (A, b) => (c)
+    {
+        yes = Constant <value = bool {1}> ()
+        c = If (yes) <
+            then_branch = then () => (float[5] made) { t = Transpose (A) made = MatMul (t, b) },
+            else_branch = else () => (float[5] kept) { kept = Identity (b) }
+        >
+    }
+    """,
     "a loop": """
     <ir_version: 10, opset_import: ["": 21]>
     step (float[4,5] x, float[5,5] W, float[5] u) => (float loss, float[5] u_next, float[5,5] W_next)

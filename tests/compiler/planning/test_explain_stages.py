@@ -27,17 +27,19 @@ def explained(model: onnx.ModelProto, strategy: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("model", "strategy", "weight"),
+    ("model", "strategy", "weight", "busy"),
     [
-        ("gpt2", "pipeline=2,microbatches=2", "wte"),
-        ("tied translation", "pipeline=4,microbatches=2", "E"),
-        ("lm", "pipeline=2,microbatches=2", "lstm.projection_weight"),
+        ("gpt2", "pipeline=2,microbatches=2", "wte", "next to nothing to do"),
+        ("tied translation", "pipeline=4,microbatches=2", "E", "next to nothing to do"),
+        ("lm", "pipeline=2,microbatches=2", "lstm.projection_weight", "times as long as the mean"),
     ],
 )
-def test_a_weight_that_several_stages_would_read_is_named(model: str, strategy: str, weight: str) -> None:
+def test_a_weight_that_several_stages_would_read_is_named(
+    model: str, strategy: str, weight: str, busy: str
+) -> None:
     told = explained(onnx.load_from_string(soap_model(model)), strategy)
 
-    assert "times as long as the mean of all stages" in told
+    assert busy in told
     assert f"{weight} (" in told and "is read at several places" in told
 
 

@@ -12,7 +12,7 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.models.catalogue import build_model
 from partc.passes.layouts.place_nodes import place_nodes
 from partc.passes.search.stages.cut_stages import cut, cut_stages
-from partc.passes.search.stages.shared_weights import TOLERANCES
+from partc.passes.search.stages.price_cuts import BALANCED
 from partc.runtime.errors import BadUsage
 from partc.runtime.log import log
 from tests.passes.layouts.test_place_nodes import analysed
@@ -38,7 +38,7 @@ def test_a_cut_is_nearly_the_best_of_all_and_of_the_fewest_bytes_among_these(sta
 
     cuts = list(combinations(range(1, 9), stages - 1))
     best = min(greatest(seconds, c) for c in cuts)
-    near = [c for c in cuts if greatest(seconds, c) <= best * (1 + TOLERANCES[0]) + 1e-9]
+    near = [c for c in cuts if greatest(seconds, c) <= best * (1 + BALANCED[0]) + 1e-9]
     assert tuple(found) in near
     assert sum(nbytes[end] for end in found) == min(sum(nbytes[end] for end in c) for c in near)
 

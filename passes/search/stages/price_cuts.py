@@ -24,8 +24,8 @@ SentSeconds = Callable[[float, int, int], float]  # (bytes, of stage, to stage) 
 SumSeconds = Callable[[float, int], float]  # (bytes, stage) -> seconds
 Array = np.ndarray[Any, np.dtype[Any]]
 UNDER_WAY = 2  # times as many micro-batches as 1F1B has
-TOLERANCES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, inf)  # above the busiest stage
-STILL_BALANCED = 4  # of these: what a cut of fewer bytes may take, for stages divide memory too
+BALANCED = (0.05, 0.1, 0.2, 0.35)  # above the busiest stage: no more, for stages divide memory too
+TOLERANCES = (*BALANCED, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, inf)  # where readers of a weight would be parted
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def find_shared_weights(analysis: Analysis, places: Places) -> list[SharedWeight
     return weights
 
 
-class SharedPipeline:
+class CutPricer:
     """Prices cuts of a line of nodes into stages, messages included."""
 
     def __init__(
