@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.data.batches import check_total_batch, total_shape
+from partc.runtime.data.batches import check_total_batch, copied, total_shape
 from partc.runtime.data.draws import integer_rows, normal_rows
 from partc.runtime.data.feeds import SYNTHETIC_SCALAR, open_source
 from partc.runtime.errors import BadData
@@ -35,13 +35,14 @@ def total_batches(plan: Plan, data: Data, steps: int, seed: int) -> Iterator[Bat
         if data == "synthetic":
             return islice(_synthetic(plan, seed), steps)
         return (source.total(step) for step in range(steps))
-    batches = list(islice(data, steps))
+    batches: list[Batch] = []
+    for batch in islice(data, steps):
+        check_total_batch(plan, batch)
+        batches.append(copied(batch))
     if len(batches) < steps:
         raise BadData(
             f"{len(batches)} batches for {steps} steps", at="data", fix="give one total batch per step"
         )
-    for batch in batches:
-        check_total_batch(plan, batch)
     return iter(batches)
 
 

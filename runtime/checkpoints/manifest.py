@@ -64,6 +64,7 @@ class TrainingPosition(Record, frozen=True, omit_defaults=True):
     samples: int | None  # in these batches; None: no input says how many a step takes
     data: str  # as it was named
     workers: tuple[int, ...] = ()  # steps that each worker of asynchronous training has done
+    is_shuffled: bool | None = None  # the samples of files; None: a checkpoint that does not tell
 
 
 class Manifest(Record, frozen=True):

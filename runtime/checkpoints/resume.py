@@ -4,11 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from partc.runtime.checkpoints.manifest import newest_checkpoint
+from partc.runtime.checkpoints.manifest import TrainingPosition, newest_checkpoint
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.errors import BadUsage
 from partc.runtime.plan.program import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class DataAsked:
+    """What a training is to read: data as they are named, empty where batches are handed over."""
+
+    name: str
+    is_shuffled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +39,15 @@ class StartPoint:
         return max(self.workers, default=self.step)
 
 
-def resume_from(plan: Plan, checkpoints: Path, seed: int | None, tell: Callable[[str], None]) -> StartPoint:
+def resume_from(
+    plan: Plan, checkpoints: Path, seed: int | None, data: DataAsked, tell: Callable[[str], None]
+) -> StartPoint:
     """Return the newest whole checkpoint's place; the beginning where there is no checkpoint.
 
     `seed`: as asked for; None: the checkpoint's. A plan that takes more or fewer samples in a step goes on
     with the first whole batch that was not used. An asynchronous plan's total batch is that of all
     workers: each goes on where it was, if there are as many and their batches are as large; otherwise all
-    begin alike. Raises BadCheckpoint, and BadUsage of another seed.
+    begin alike. Raises BadCheckpoint, and BadUsage of another seed, or the same data in another order.
     """
     count = len(plan.asynchronous)
     newest, faults = newest_checkpoint(checkpoints)
@@ -57,10 +67,25 @@ def resume_from(plan: Plan, checkpoints: Path, seed: int | None, tell: Callable[
             at="--seed",
             fix=f"leave it out, or give {position.seed}",
         )
+    _compare_data(position, data, tell)
     batches = _batches(plan, position.samples, position.batches)
     is_alike = len(position.workers) == count and batches == position.batches
     workers = position.workers if is_alike else (position.step,) * count
     return StartPoint(position.step, batches, position.seed, newest, workers)
+
+
+def _compare_data(position: TrainingPosition, data: DataAsked, tell: Callable[[str], None]) -> None:
+    """Tell of other data. Raises BadUsage where some of their samples would come twice, and others never."""
+    if data.name != position.data:
+        now, before = (name or "batches that are handed over" for name in (data.name, position.data))
+        tell(f"the data are {now}, where training began with {before}")
+    elif position.is_shuffled not in (None, data.is_shuffled):
+        raise BadUsage(
+            f"samples {'shuffled' if data.is_shuffled else 'in their own order'}, where training began with "
+            f"them {'shuffled' if position.is_shuffled else 'in their own order'}: some would come twice",
+            at="--shuffle",
+            fix=f"{'give' if position.is_shuffled else 'leave out'} --shuffle as before",
+        )
 
 
 def _batches(plan: Plan, samples: int | None, batches: int) -> int:

@@ -2,7 +2,8 @@
 
 An input with a sample axis has M samples along it, and step s takes samples [s B, (s+1) B) modulo M of the
 total batch B, at most M; shuffled, each epoch of M has an order of its own. Without a sample axis: an array
-of the input's rank is read every step, one with a further leading axis has one entry per step.
+of the input's rank is read every step, one with a further leading axis has one entry per step of the
+training, however many samples those before had.
 
 Epochs follow one another, each shuffled by itself if asked. A shuffled epoch is a permutation that is
 computed place by place, in no memory: a Feistel network on the fewest bits, an even number of them, that
@@ -91,13 +92,20 @@ class ArraySource:
     """Arrays that hold all samples.
 
     `name`: the file or folder that the user gave, if it is one. `shuffle_seed` None: samples as they lie.
+    `steps_ahead`: by how much steps are ahead of batches, where a training went on with others.
     Raises BadData where arrays do not fit the plan's inputs or each other.
     """
 
     def __init__(
-        self, plan: Plan, columns: Mapping[str, Column], name: str = "", shuffle_seed: int | None = None
+        self,
+        plan: Plan,
+        columns: Mapping[str, Column],
+        name: str = "",
+        shuffle_seed: int | None = None,
+        steps_ahead: int = 0,
     ) -> None:
         self._plan = plan
+        self._steps_ahead = steps_ahead
         self._name = name
         self._columns = dict(columns)
         self._shuffle_seed = shuffle_seed
@@ -140,7 +148,8 @@ class ArraySource:
             return place_in_batch("data", self._plan, rank, step, data_input, index)
         column, axis = self._columns[data_input.name], data_input.sample_axis
         if axis is None:
-            in_file = index if column.ndim == len(index) else (step % column.shape[0], *index)
+            entry = (step + self._steps_ahead) % max(1, column.shape[0]) if column.ndim else 0
+            in_file = index if column.ndim == len(index) else (entry, *index)
         else:
             in_total = index_in_total(self._plan, rank, data_input, index)
             number = step * self._batch(data_input, axis) + in_total[axis]
@@ -153,7 +162,8 @@ class ArraySource:
         column, axis = self._columns[data_input.name], data_input.sample_axis
         if axis is None:
             whole = column.whole()
-            return np.asarray(whole if column.ndim == len(data_input.shape) else whole[step % len(whole)])
+            is_of_all = column.ndim == len(data_input.shape)
+            return np.asarray(whole if is_of_all else whole[(step + self._steps_ahead) % len(whole)])
         batch = self._batch(data_input, axis)
         start, stop = part_range(batch, parts, part)
         return column.take(self._orders[data_input.name].indices(step * batch + start, stop - start))

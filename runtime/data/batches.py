@@ -250,6 +250,11 @@ def inputs_of(plan: Plan, rank: Rank) -> tuple[DataInput, ...]:
     )
 
 
+def copied(batch: Mapping[str, Array]) -> dict[str, Array]:
+    """Return a batch in arrays of its own: an iterator may fill those that it gave before with the next."""
+    return {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in batch.items()}
+
+
 def share_of(plan: Plan, rank: Rank, batch: Mapping[str, Array]) -> dict[str, Array]:
     """Return what one rank is fed of a total batch."""
     return {

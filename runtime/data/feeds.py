@@ -22,6 +22,7 @@ from partc.runtime.data.array_source import ArraySource
 from partc.runtime.data.batches import (
     check_input,
     check_total_batch,
+    copied,
     inputs_of,
     place_in_batch,
     share_of,
@@ -68,10 +69,18 @@ class Source(Shares, Protocol):
         """Return the batch of all replicas."""
 
 
-def open_source(data: str, plan: Plan, seed: int = 0, is_shuffled: bool = False, first: int = 0) -> Source:
+def open_source(
+    data: str,
+    plan: Plan,
+    seed: int = 0,
+    is_shuffled: bool = False,
+    first: int = 0,
+    steps_ahead: int = 0,
+) -> Source:
     """Open what the `--data` option names. Raises BadData.
 
     `is_shuffled`: samples of files, in every epoch anew. `first`: no batch before this one will be asked for.
+    `steps_ahead`: by how much the training's steps are ahead of its batches, of inputs with an entry a step.
     """
     if is_of_samples(data):
         path = Path(data)
@@ -79,7 +88,7 @@ def open_source(data: str, plan: Plan, seed: int = 0, is_shuffled: bool = False,
         with naming(path, BadData):
             columns = open_samples(path, axes)
             name = "" if path.name == STAGED_FILE else str(path)
-            return ArraySource(plan, columns, name, seed if is_shuffled else None)
+            return ArraySource(plan, columns, name, seed if is_shuffled else None, steps_ahead)
     if is_shuffled:
         raise BadUsage(
             "data that cannot be shuffled",
@@ -144,7 +153,10 @@ class SyntheticSource:
 
 
 class FunctionSource:
-    """Total batches from an iterator that a user's function returns; its first is that of step `first`."""
+    """Total batches from an iterator that a user's function returns; its first is that of step `first`.
+
+    The function may fill the same arrays for every batch: what is handed on is copied.
+    """
 
     def __init__(self, plan: Plan, name: str, function: Callable[[], Any], first: int = 0) -> None:
         self._plan = plan
@@ -155,6 +167,10 @@ class FunctionSource:
 
     def total(self, step: int) -> dict[str, Array]:
         """Return the batch of all replicas. Steps must come in order."""
+        return copied(self._read(step))
+
+    def _read(self, step: int) -> dict[str, Array]:
+        """Return a batch in the user's own arrays, until the next is read."""
         while self._step < step:
             batch = next(self._batches, None)
             self._step += 1
@@ -176,7 +192,7 @@ class FunctionSource:
 
     def share(self, rank: Rank, step: int) -> dict[str, Array]:
         """Return what one rank is fed."""
-        return share_of(self._plan, rank, self.total(step))
+        return copied(share_of(self._plan, rank, self._read(step)))
 
     def place(self, rank: Rank | None, step: int, data_input: DataInput, index: Index) -> str:
         """Say which element of a batch it is."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.data.batches import check_share, inputs_of, join_shares
+from partc.runtime.data.batches import check_share, copied, inputs_of, join_shares
 from partc.runtime.data.not_finite import Index, element
 from partc.runtime.errors import BadData
 from partc.runtime.plan.program import Plan, Rank
@@ -44,14 +44,18 @@ class ShardedData:
         return islice(iter(self._data), shard_id, None, num_shards)
 
     def streams(self, num_shards: int) -> list[Iterator[Batch]]:
-        """Return all shards' batches, to be read in turn: shard 0, shard 1, ..., shard 0, ..."""
+        """Return all shards' batches, copied, to be read in turn: shard 0, shard 1, ..., shard 0, ..."""
         if callable(self._data):
-            return [self.shard(num_shards, shard_id) for shard_id in range(num_shards)]
-        return [iter(self._data)] * num_shards
+            return [map(_copied, self.shard(num_shards, shard_id)) for shard_id in range(num_shards)]
+        return [map(_copied, self._data)] * num_shards
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield all batches, as one device reads them."""
         return self.shard(1, 0)
+
+
+def _copied(batch: Batch) -> Batch:
+    return copied(batch) if isinstance(batch, Mapping) else batch  # whoever reads it tells what is wrong
 
 
 def is_read_by_shard(function: Callable[..., object]) -> bool:
@@ -102,7 +106,7 @@ class ShardedSource:
 
 
 class _Shard:
-    """The batches of one shard, in their order; not opened before the first is wanted."""
+    """The batches of one shard, in their order, copied; not opened before the first is wanted."""
 
     def __init__(self, read: ReadShard, num_shards: int, shard_id: int, name: str, first: int) -> None:
         self._read = partial(read, num_shards, shard_id)
@@ -123,5 +127,5 @@ class _Shard:
                 )
                 fix = "let it go on, or train fewer steps" if batch is None else "yield dicts: input -> array"
                 raise BadData(f"the data {what}", at=self._at, fix=fix)
-            self._batch = {name: np.asarray(array) for name, array in batch.items()}
+            self._batch = {name: np.array(array) for name, array in batch.items()}
         return self._batch

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.checkpoints.resume import StartPoint, resume_from
+from partc.runtime.checkpoints.resume import DataAsked, StartPoint, resume_from
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.engines.allotted_nodes import on_allotted_nodes
@@ -84,7 +84,7 @@ class Stepper:
         folder = plan if isinstance(plan, PlanFolder) else read_plan_folder(plan)
         _check_synchronous(folder.plan)
         self.plan = folder.plan
-        self.begun = _begin(folder.plan, checkpoints, seed)
+        self.begun = _begin(folder.plan, checkpoints, seed, data)
         self.steps = self.begun.step  # trained so far
         self.times: dict[int, RankTimes] = {}  # rank -> the traced steps
         self._path = folder.path
@@ -312,12 +312,12 @@ def _names_in(fetches: object, plan: Plan) -> Sequence[str]:
     )
 
 
-def _begin(plan: Plan, checkpoints: Checkpoints | None, seed: int | None) -> StartPoint:
+def _begin(plan: Plan, checkpoints: Checkpoints | None, seed: int | None, data: str) -> StartPoint:
     """Return where training begins, and make way for its checkpoints."""
     if checkpoints is None:
         return StartPoint(seed=seed or 0)
     remove_parts(Path(checkpoints.folder))
-    return resume_from(plan, Path(checkpoints.folder), seed, log.info)
+    return resume_from(plan, Path(checkpoints.folder), seed, DataAsked(data), log.info)
 
 
 class _SaveClock:

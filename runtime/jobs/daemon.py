@@ -162,7 +162,8 @@ class Daemon:
 
     def _open_source(self) -> Shares:
         first = self._job.first_batch - self._job.data_from
-        return open_source(self._job.data, self._plan, self._job.seed, self._job.is_shuffled, first)
+        job = self._job
+        return open_source(job.data, self._plan, job.seed, job.is_shuffled, first, job.steps_ahead)
 
     def _train_step(self) -> None:
         self._track.begin(self._step_of_training, self._track.place("reading data"))
@@ -209,6 +210,7 @@ class Daemon:
             batches=batches,
             samples=None if samples is None else batches * samples,
             data=self._job.data_name,
+            is_shuffled=self._job.is_shuffled,
         )
 
     def _open_logs(self, at_the_end: ExitStack) -> Callable[[], None]:

@@ -79,6 +79,14 @@ class Job(Record, frozen=True):
         int, ...
     ] = ()  # of each asynchronous worker, trained before; `first_step` is their mean
 
+    @property
+    def steps_ahead(self) -> int:
+        """Return by how many steps training is ahead of the batches that it has used of files.
+
+        It has gone on with more or fewer samples a step. What is handed over has entries of each batch.
+        """
+        return 0 if self.data_from else max((self.first_step, *self.worker_steps)) - self.first_batch
+
 
 class Progress(Record, frozen=True, tag="progress"):
     """A line that the first worker prints. Steps count from the training's beginning, whoever resumed it."""

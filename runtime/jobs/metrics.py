@@ -3,7 +3,7 @@
     {"step":1200,"loss":2.3026,"s":0.0123}
 
 `s` are the seconds since the step before ended. A run that goes on from a checkpoint takes away what is
-behind it.
+behind it. Lines are written at once: a killed run has those of all steps before its last checkpoint.
 """
 
 import time
@@ -16,7 +16,7 @@ import msgspec
 from partc.runtime.plan.record import Record
 
 METRICS_FILE = "metrics.jsonl"
-_FLUSH_EVERY_S = 1.0
+LINE_BUFFERED = 1
 
 
 class StepMetrics(Record, frozen=True):
@@ -40,20 +40,17 @@ class MetricsLog:
         self._path = path
         self._after = after
         self._stream: TextIO | None = None
-        self._ended_s = self._flushed_s = time.monotonic()
+        self._ended_s = time.monotonic()
 
     def append(self, step: int, loss: float | None) -> None:
         """Write what a step came to."""
         if self._stream is None:
             _keep_lines(self._path, self._after)
-            self._stream = self._path.open("a")
+            self._stream = self._path.open("a", buffering=LINE_BUFFERED)
         now_s = time.monotonic()
         line = StepMetrics(step, loss, round(now_s - self._ended_s, 6))
         self._ended_s = now_s
         self._stream.write(msgspec.json.encode(line).decode() + "\n")
-        if now_s - self._flushed_s > _FLUSH_EVERY_S:
-            self._stream.flush()
-            self._flushed_s = now_s
 
     def close(self) -> None:
         """Write what is left."""

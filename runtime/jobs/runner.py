@@ -15,10 +15,16 @@ from partc.runtime.asynchronous.processes.watch import Rules
 from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import refuse_others
-from partc.runtime.checkpoints.resume import StartPoint, resume_from
+from partc.runtime.checkpoints.resume import DataAsked, StartPoint, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
-from partc.runtime.data.batches import check_total_batch, fixed_sizes, sizes_of, symbolic_sizes
+from partc.runtime.data.batches import (
+    check_total_batch,
+    copied,
+    fixed_sizes,
+    sizes_of,
+    symbolic_sizes,
+)
 from partc.runtime.data.checkpoint import map_arrays, read_arrays, write_tensors
 from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.data.sample_files import is_of_samples
@@ -123,7 +129,8 @@ class Runner:
         _check_request(steps, timeout_s, read_after, save and keep_in is not None)
         _check_sizes(sizes or {}, self._folder.plan)
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
-        start = self._begin(steps, seed, checkpoints, resume, on_progress)
+        asked = DataAsked(str(data) if isinstance(data, str | Path) else "", shuffle)
+        start = self._begin(steps, seed, asked, checkpoints, resume, on_progress)
         if start.checkpoint is not None and start.step == steps:
             return self._already_trained(start.checkpoint, start.step, save)
         traced = middle_of(start.step + 1, steps) if traced_steps == MIDDLE else traced_steps
@@ -148,7 +155,7 @@ class Runner:
                 first_step=start.step,
                 first_batch=start.batches,
                 data_from=0 if isinstance(data, str | Path) else consumed,
-                data_name=str(data) if isinstance(data, str | Path) else "",
+                data_name=asked.name,
                 resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
                 checkpoints=checkpoints,
                 metrics_file="" if metrics is None else str(metrics.resolve()),
@@ -164,6 +171,7 @@ class Runner:
         self,
         steps: int,
         seed: int | None,
+        data: DataAsked,
         checkpoints: Checkpoints | None,
         resume: bool,
         on_progress: OnProgress | None,
@@ -185,6 +193,7 @@ class Runner:
             plan_of_data(plan) if plan.asynchronous else plan,
             folder,
             seed,
+            data,
             lambda text: on_progress(Notice(text)) if on_progress else None,
         )
         if start.step > steps:
@@ -337,12 +346,13 @@ def stage_data(
         return str(Path(data).resolve()), {}
     if isinstance(data, str):
         return data, {}
-    batches = list(islice(data, steps))
+    batches: list[dict[str, Array]] = []
+    for batch in islice(data, steps):
+        check_total_batch(plan, batch)
+        _check_same_shapes(batches[0] if batches else batch, batch)
+        batches.append(copied(batch))
     if len(batches) < steps:
         raise BadData(f"{len(batches)} batches for {steps} steps", at="data", fix="supply a batch per step")
-    for batch in batches:
-        check_total_batch(plan, batch)
-        _check_same_shapes(batches[0], batch)
     axes = {data_input.name: data_input.sample_axis for data_input in plan.data_inputs}
     arrays = {
         name: np.stack([batch[name] for batch in batches])

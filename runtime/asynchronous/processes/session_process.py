@@ -49,10 +49,8 @@ class SessionProcess:
 
     def open_source(self) -> Source:
         """Open the data, as all workers together see it."""
-        first = self.batch_of(min(self.sessions.steps) + 1)
-        return open_source(
-            self.job.data, self.plan_of_data, self.job.seed, self.job.is_shuffled, max(first, 0)
-        )
+        job, first = self.job, max(self.batch_of(min(self.sessions.steps) + 1), 0)
+        return open_source(job.data, self.plan_of_data, job.seed, job.is_shuffled, first, job.steps_ahead)
 
     def batch_of(self, step: int) -> int:
         """Return which batch of the data a worker's step takes."""

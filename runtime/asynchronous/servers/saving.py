@@ -122,6 +122,7 @@ class ServerSaving:
             batches=batches,
             samples=None if samples is None else batches * samples,
             data=self._job.data_name,
+            is_shuffled=self._job.is_shuffled,
             workers=steps,
         )
 

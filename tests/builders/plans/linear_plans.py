@@ -30,12 +30,22 @@ update (double[r,2] W, double[r,2] dW) => (double[r,2] W_next) {
 """
 
 
+UPDATE_AT_RATE = """
+update (double[r,2] W, double[r,2] dW, double rate) => (double[r,2] W_next) {
+    step = Mul (rate, dW)
+    W_next = Sub (W, step)
+}
+"""
 LINEAR_INPUTS = (DataInput("x", "float64", (4, 3), 0), DataInput("y", "float64", (4, 2), 0))
 LINEAR_W = PlanVariable("W", "float64", (3, 2), Uniform(-1.0, 1.0, 7), "parameter", method="all_reduce")
 
 
-def linear_all_reduce(folder: Path, replicas: int) -> Path:
-    """Least squares by SGD: the gradient and the loss in one bucket, all-reduced."""
+def linear_all_reduce(folder: Path, replicas: int, *, has_rate: bool = False) -> Path:
+    """Least squares by SGD: the gradient and the loss in one bucket, all-reduced.
+
+    `has_rate`: the learning rate is fed.
+    """
+    rate = (DataInput("rate", "float64", (), None),) if has_rate else ()
     everybody = tuple(range(replicas))
     ranks = [
         rank(r, ("worker",), r, {"all": everybody}, pieces=(VariablePiece("W", "W"),)) for r in everybody
@@ -44,19 +54,20 @@ def linear_all_reduce(folder: Path, replicas: int) -> Path:
         run("worker", "gradient", ("x", "y", "W"), ("dW", "loss")),
         Start(0, "all_reduce", "all", "worker", "worker", ("bucket",), ("bucket",), label="bucket"),
         Wait(0),
-        run("worker", "update", ("W", "dW"), ("W_next=W",)),
+        run("worker", "update", ("W", "dW", *(entry.name for entry in rate)), ("W_next=W",)),
     ]
     plan = plan_of(
         ranks,
         instructions,
         variables=(LINEAR_W,),
-        data_inputs=LINEAR_INPUTS,
+        data_inputs=(*LINEAR_INPUTS, *rate),
         buffers=(Buffer("bucket", "float64", 7, ("worker",)),),
         slices=(Slice("dW", "bucket", 0, (3, 2)), Slice("loss", "bucket", 6, ())),
         outputs=(Output("loss", "loss", "whole"),),
     )
     gradient = GRADIENT.replace("SAMPLES", str(4 * replicas))
-    return write_plan(plan, folder, {segment("gradient"): gradient, segment("update"): UPDATE})
+    update = UPDATE_AT_RATE if has_rate else UPDATE
+    return write_plan(plan, folder, {segment("gradient"): gradient, segment("update"): update})
 
 
 def linear_servers(folder: Path, *, merged: bool, scattered: bool) -> Path:

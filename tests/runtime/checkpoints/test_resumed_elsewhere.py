@@ -19,7 +19,7 @@ from partc.models.catalogue import build_model
 from partc.runtime.asynchronous.servers.saving import pieces_of_servers
 from partc.runtime.asynchronous.sessions.session import plan_of_data, servers_of
 from partc.runtime.checkpoints.manifest import TrainingPosition, folder_of
-from partc.runtime.checkpoints.resume import StartPoint, resume_from
+from partc.runtime.checkpoints.resume import DataAsked, StartPoint, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, pieces_of_ranks
 from partc.runtime.data.batches import samples_of_step
@@ -109,7 +109,7 @@ def test_variables_and_samples_go_from_plan_to_plan(
         used, before = position.batches * samples_per_step(plan), begun
 
         folder = plans[int(rng.integers(len(plans)))]
-        begun = resume_from(data_plan(folder.plan), checkpoints, None, lambda text: None)
+        begun = resume_from(data_plan(folder.plan), checkpoints, None, DataAsked(""), lambda text: None)
 
         assert (begun.step, begun.seed) == (position.step, 7)
         begins = begun.batches * samples_per_step(folder.plan)

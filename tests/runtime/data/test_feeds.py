@@ -111,6 +111,55 @@ def test_a_function_supplies_total_batches(tmp_path: Path, monkeypatch: pytest.M
         open_source("my_batches:three", plan)
 
 
+REFILLED = """
+import numpy as np
+
+def batches():
+    batch = {'x': np.empty((8, 3), np.float32), 'steps': np.empty((7, 8), np.int64),
+             'lr': np.empty((), np.float32), 'negatives': np.empty(4, np.int64)}
+    for step in range(9):
+        for array in batch.values():
+            array[...] = step
+        yield batch
+
+def shards(num_shards, shard_id):
+    for batch in batches():
+        yield {**batch, 'x': batch['x'][:4], 'steps': batch['steps'][:, :4]}
+"""
+
+
+@pytest.mark.parametrize("function", ["batches", "shards"])
+def test_a_function_may_fill_the_same_arrays_for_every_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """What a step is fed is read while the step before is computed."""
+    (tmp_path / f"refilled_{function}.py").write_text(REFILLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = two_replicas()
+    source = open_source(f"refilled_{function}:{function}", plan)
+
+    shares = [[source.share(rank, step) for rank in plan.ranks[:2]] for step in range(3)]
+    totals = [source.total(step) for step in range(3, 6)]
+
+    for step, fed in enumerate(shares):
+        assert all((array == step).all() for share in fed for array in share.values())
+    for step, total in enumerate(totals, 3):
+        assert all((array == step).all() for array in total.values())
+
+
+def test_entries_of_steps_are_those_of_the_training(tmp_path: Path) -> None:
+    """Four steps of twice the samples, then steps of this plan's: batch 8 is step 4's."""
+    source = open_source(save(tmp_path / "data.npz", negatives=np.arange(24).reshape(6, 4)), two_replicas())
+    later = open_source(save(tmp_path / "data.npz", negatives=np.arange(24).reshape(6, 4)), two_replicas(),
+                        steps_ahead=-4)  # fmt: skip
+
+    np.testing.assert_array_equal(source.total(8)["negatives"], np.arange(24).reshape(6, 4)[8 % 6])
+    for worker in two_replicas().ranks[:2]:
+        np.testing.assert_array_equal(later.share(worker, 8)["negatives"], np.arange(24).reshape(6, 4)[4])
+    assert "element [4, 2]" in later.place(None, 8, INPUTS[3], (2,))
+    np.testing.assert_array_equal(later.total(8)["x"], source.total(8)["x"])
+
+
 def test_a_function_begins_where_it_is_told_and_shuffles_by_the_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

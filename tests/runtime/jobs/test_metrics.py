@@ -24,6 +24,15 @@ def test_a_run_that_goes_on_writes_behind_its_checkpoint(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
+def test_a_killed_writer_leaves_every_line(tmp_path: Path) -> None:
+    """A checkpoint may be complete a moment later: a run that goes on from it needs all lines before."""
+    metrics = MetricsLog(tmp_path / "metrics.jsonl", 0)
+    for step in range(1, 4):
+        metrics.append(step, 0.5)
+        assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, step + 1))
+    metrics.close()
+
+
 def test_a_new_run_begins_anew_and_one_without_steps_leaves_what_was(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log(path, 1, 6, after=0)

@@ -123,6 +123,43 @@ def test_data_goes_on_where_it_stopped_though_steps_take_more(tmp_path: Path) ->
     np.testing.assert_allclose(rest.variables["W"], expected, rtol=1e-12)
 
 
+def test_an_entry_a_step_is_that_of_the_training_though_steps_take_more(tmp_path: Path) -> None:
+    """Three steps of two replicas use 1.5 batches of four: rates go on with the fourth."""
+    data, rates = a_file_of_samples(tmp_path, steps=8), np.array([0.1, 0.1, 0.1, 0.25, 0.5, 9.0])
+    two, four = (linear_all_reduce(tmp_path / str(n), n, has_rate=True) for n in (2, 4))
+    arrays = dict(np.load(data))
+    np.savez(data, allow_pickle=False, **arrays, rate=rates)
+    asked = Checkpoints(str(tmp_path / "kept"), every_steps=100)
+
+    begun = Runner(two).train(data, 3, checkpoints=asked)
+    rest = Runner(four).train(data, 5, checkpoints=asked, resume=True)
+
+    of_steps = zip((2, 3), (3, 4), strict=True)
+    batches = [
+        {name: array[16 * n : 16 * (n + 1)] for name, array in arrays.items()}
+        | {"rate": np.array(rates[step])}
+        for n, step in of_steps
+    ]
+    expected = train_in_process(four, batches, begun.variables).variables["W"]
+    np.testing.assert_allclose(rest.variables["W"], expected, rtol=1e-12)
+
+
+def test_the_same_samples_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Some would come twice and others never; other data may have an order of their own."""
+    data, other = a_file_of_samples(tmp_path, steps=8), tmp_path / "other.npz"
+    other.write_bytes(data.read_bytes())
+    plan, asked = linear_all_reduce(tmp_path / "2", 2), Checkpoints(str(tmp_path / "kept"), every_steps=100)
+    told: list[object] = []
+    Runner(plan).train(data, 2, checkpoints=asked, shuffle=True)
+
+    with pytest.raises(BadUsage, match="where training began with them shuffled"):
+        Runner(plan).train(data, 4, checkpoints=asked, resume=True)
+    Runner(plan).train(data, 3, checkpoints=asked, resume=True, shuffle=True)
+    Runner(plan).train(other, 4, checkpoints=asked, resume=True, on_progress=told.append)
+
+    assert any("other.npz, where training began with" in getattr(each, "text", "") for each in told)
+
+
 @pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], range(2)))
 def test_a_rank_that_is_asked_to_stop_makes_all_stop_and_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -178,6 +178,22 @@ def test_a_job_in_which_nobody_gets_on_is_ended(tmp_path: Path, monkeypatch: pyt
         match=r"rank [01] did not go on for 2 s\n  at:  rank [01] \(alpha/.*, step 1, reading data",
     ):
         Runner(folder).train("slow_batches:forever", 2, timeout_s=2.0)
+
+
+def test_batches_may_be_yielded_in_the_same_arrays(tmp_path: Path) -> None:
+    folder = table_on_servers(tmp_path / "out", merged=True)
+    batches = table_batches(steps=3)
+
+    def refilled() -> Iterator[dict[str, np.ndarray]]:
+        arrays = {name: np.empty_like(array) for name, array in batches[0].items()}
+        for batch in batches:
+            for name, array in batch.items():
+                arrays[name][...] = array
+            yield arrays
+
+    found, expected = (Runner(folder).train(each, 3).variables for each in (refilled(), batches))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
 
 
 def test_too_few_or_uneven_batches_are_refused(tmp_path: Path) -> None:
