@@ -109,10 +109,11 @@ def gather_stored(
 
 
 @lru_cache(maxsize=1 << 16)
-def decide_by_wish(node: NodeFacts, wish: Wish, ranks: int) -> AxisDecision | None:
+def decide_by_wish(node: NodeFacts, wish: Wish, ranks: int, widens: bool = True) -> AxisDecision | None:
     """Split the dimension that is asked for along an axis; None where that cannot be done.
 
     Of a dimension of several factors all, or the first, of the size that the wish says, if it says one.
+    `widens`: parts of operands may be had with entries of their neighbours'.
     """
     if wish.split is None:
         return whole_axis(node)
@@ -121,10 +122,11 @@ def decide_by_wish(node: NodeFacts, wish: Wish, ranks: int) -> AxisDecision | No
         return None
     rule_and_factor = _asked_factor(rule, wish.operand, wish.split)
     if rule_and_factor is None or not (
-        rule_and_factor[0].may_split(rule_and_factor[1], ranks)
-        or rule_and_factor[0].may_split_unevenly(rule_and_factor[1], ranks)
+        rule_and_factor[0].may_split(rule_and_factor[1], ranks, widens)
+        or rule_and_factor[0].may_split_unevenly(rule_and_factor[1], ranks, widens)
     ):
-        rule_and_factor = None if rule.apart is None else _asked_factor(rule.apart, wish.operand, wish.split)
+        has_apart = widens and rule.apart is not None
+        rule_and_factor = _asked_factor(rule.apart, wish.operand, wish.split) if has_apart else None
         if rule_and_factor is None or not rule_and_factor[0].may_reach(rule_and_factor[1], ranks):
             return None
     return split_on(node, *rule_and_factor, ranks)

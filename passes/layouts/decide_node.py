@@ -7,7 +7,7 @@ alone: nodes of equal facts whose operands lie alike are decided once, whatever 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import onnx_graphsurgeon as gs
@@ -33,6 +33,7 @@ from partc.passes.layouts.decisions import (
 )
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import (
+    MICROBATCHES,
     REPLICAS,
     Layout,
     Partial,
@@ -112,10 +113,14 @@ class _Node(NamedTuple):
 
 
 class _Along(NamedTuple):
-    """The same along one axis, of so many ranks."""
+    """The same along one axis, of so many ranks.
+
+    `has_neighbours`: parts lie on other ranks, whose entries windows read; micro-batches are moments of one.
+    """
 
     axis: int
     ranks: int
+    has_neighbours: bool
     is_main: bool
     placements: tuple[Placement, ...]
     are_free: bool  # no operand is divided that is here already
@@ -213,13 +218,14 @@ def _placement(decision: AxisDecision, operand: int | None) -> Placement:
 
 
 def _along(node: _Node, wishes: Mapping[int, Wish], axis: int) -> _Along:
-    ranks = node.axes[axis][1]
+    name, ranks = node.axes[axis]
     placements = tuple(
         [own.placements[axis] if axis < len(own.placements) else Replicate() for own in node.operands]
     )
     return _Along(
         axis,
         ranks if ranks > 1 or node.is_one_mesh else NOT_DIVIDED,
+        name != MICROBATCHES,
         node.is_main,
         placements,
         not any(
@@ -244,10 +250,11 @@ def _decide_along(known: NodeFacts, along: _Along) -> AxisDecision:
         return whole_axis(known)
     if not along.is_main:  # an update takes a gradient as its variable is kept
         placements = [home or native for home, native in zip(along.homes, placements, strict=True)]
-    if along.wish is not None and (by_wish := decide_by_wish(known, along.wish, along.ranks)):
-        return by_wish
-    if along.are_free and along.home and (by_wish := decide_by_wish(known, Wish(along.home), along.ranks)):
-        return by_wish
+    by_wish = partial(decide_by_wish, known, ranks=along.ranks, widens=along.has_neighbours)
+    if along.wish is not None and (wished := by_wish(along.wish)):
+        return wished
+    if along.are_free and along.home and (wished := by_wish(Wish(along.home))):
+        return wished
     if along.axis != REPLICAS and along.table is not None:
         return along.table
     if along.is_main and all(along.stored) and known.rule is not None and known.rule.moves:
@@ -255,7 +262,9 @@ def _decide_along(known: NodeFacts, along: _Along) -> AxisDecision:
     if along.is_main and (whole := gather_stored(known, placements, along.stored)):
         return whole
     own_home = along.home if along.is_main else None
-    return decide_by_rule(known, placements, along.ranks, along.stored, widens=True, home=own_home)
+    return decide_by_rule(
+        known, placements, along.ranks, along.stored, widens=along.has_neighbours, home=own_home
+    )
 
 
 def _tables(

@@ -1,5 +1,7 @@
 """Tell whether the way forward makes something of a whole batch, such as a batch normalisation's means.
 
+Windows over the samples' axis are such: micro-batches have no neighbours whose entries they could read.
+
     micro-batch 0   Conv ──┐
     micro-batch 1   Conv ──┴── mean ── Sub of 0, Sub of 1      none goes ahead of the others
 
@@ -46,7 +48,7 @@ def _read(
     for node in forward:
         read = [placed.get(tensor.name, Replicate()) for tensor in node.inputs]
         facts = node_facts(node, analysis.facts, analysis.zeros)
-        decision = decide_by_rule(facts, read, HALVES, widens=True)
+        decision = decide_by_rule(facts, read, HALVES)
         placed.update(
             (tensor.name, placement) for tensor, placement in zip(node.outputs, decision.outputs, strict=True)
         )
