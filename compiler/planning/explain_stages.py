@@ -70,7 +70,7 @@ class _Reasons:
         """Return the reason why equal stages are not what the strategy has."""
         stages = len(self.starts) + 1
         equal, line = self.line.cut(stages, self.times), self.line
-        gradients = line.work.gradient_bytes
+        gradients = line.work.gradient_bytes(self.traffic.tensor)
         pipeline = CutPricer(self.times, line.nbytes, line.shared, stages, self.traffic, gradients)
         parted = self._parted(equal)
         if parted and pipeline.step_s(self.starts) < pipeline.step_s(equal):

@@ -101,12 +101,24 @@ class StagePrices:
         return range(stage * size, (stage + 1) * size, tensor)
 
     def summed(self, data: int, tensor: int) -> SumSeconds:
-        """Return what sums of a stage's gradients take among its replicas."""
+        """Return what sums of so many bytes of a rank's gradients take among a stage's replicas."""
 
         def summed_s(nbytes: float, stage: int) -> float:
-            return self.sum_s(nbytes, self.replicas(data, tensor, stage)) if data > 1 else 0.0
+            if data == 1:
+                return 0.0
+            members = self.replicas(data, tensor, stage)
+            return self.sum_s(nbytes * self.beside(members, tensor), members)
 
         return summed_s
+
+    def beside(self, members: Sequence[int], tensor: int) -> int:
+        """Return how many groups of replicas sum at once over the links of these: one of each rank along
+        `tensor` that is on the first one's host, unless all are on that.
+        """
+        hosts, first = self.hosts, members[0]
+        if all(hosts[member] == hosts[first] for member in members):
+            return tensor
+        return hosts[first : first + tensor].count(hosts[first])
 
     def sum_s(self, nbytes: float, members: Sequence[int]) -> float:
         """Return what an AllReduce of so many bytes takes among workers, by number."""

@@ -4,6 +4,7 @@ Of a node nothing is seen here but its facts, so that nodes that are alike are d
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -158,6 +159,30 @@ def decide_on_table(
     if adds and table_placement is not None:
         return AxisDecision((table_placement, Replicate(), Replicate()), (table_placement,), cuts_table=True)
     return None
+
+
+def decide_by_owners(
+    node: NodeFacts, layouts: Sequence[Layout], axis: int, ranks: int
+) -> AxisDecision | None:
+    """Read rows of a table that ranks along an axis share where they are, by the ids of all of them.
+
+    Of the sum of what they read, each takes the part that its own ids ask for. None where other axes divide
+    the table or the ids.
+    """
+    table, ids = layouts
+    own = ids.along(axis)
+    others = [
+        placement for layout in layouts for placement in layout.with_along(axis, Replicate()).placements
+    ]
+    is_alone = all(isinstance(placement, Replicate) for placement in others)
+    if not is_alone:
+        return None
+    looked_up = decide_on_table(node, [table, ids.with_along(axis, Replicate())], axis, None)
+    if looked_up is None or isinstance(own, Replicate):
+        return looked_up
+    by_ids = decide_by_rule(node, [Replicate(), own], ranks)
+    is_part = isinstance(own, Split) and isinstance(by_ids.outputs[0], Split)
+    return replace(looked_up, outputs=by_ids.outputs, is_summed=True) if is_part else None
 
 
 def _split_factors(

@@ -13,7 +13,13 @@ from typing import NamedTuple
 import onnx_graphsurgeon as gs
 
 from partc.passes.layouts.configuration import Wish
-from partc.passes.layouts.decide_layouts import decide_by_rule, decide_by_wish, decide_on_table, gather_stored
+from partc.passes.layouts.decide_layouts import (
+    decide_by_owners,
+    decide_by_rule,
+    decide_by_wish,
+    decide_on_table,
+    gather_stored,
+)
 from partc.passes.layouts.decide_on_servers import (
     decide_on_servers,
     decide_request,
@@ -255,7 +261,7 @@ def _decide_along(known: NodeFacts, along: _Along) -> AxisDecision:
         return wished
     if along.are_free and along.home and (wished := by_wish(Wish(along.home))):
         return wished
-    if along.axis != REPLICAS and along.table is not None:
+    if along.table is not None:
         return along.table
     if along.is_main and all(along.stored) and known.rule is not None and known.rule.moves:
         return whole_axis(known)  # replicas gather what they share as it is kept, and turn it then
@@ -283,6 +289,14 @@ def _decide_on_table(
         return None
     table, result = node.inputs[0].name, node.outputs[0].name
     site = graph.configuration.site_of(node.name)
+    if axis == REPLICAS:
+        is_shared = layouts[0].site == site and isinstance(layouts[0].along(axis), Split)
+        if not is_shared or not graph.is_by_index(table):
+            return None
+        if node.op == "Gather":
+            is_looked_up = graph.meshes.microbatches == 1 and table in graph.looked_up
+            ranks = graph.meshes.of(site).size(axis)
+            return decide_by_owners(known, layouts, axis, ranks) if is_looked_up else None
     homes = dict(graph.homes.get(result, ()))  # perhaps on another mesh
     in_rows = [number for number, split in homes.items() if split.axis == 0] == [axis]
     placement = graph.cut_at(site, result, axis, homes[axis]) if in_rows else None

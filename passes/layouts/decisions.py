@@ -8,7 +8,7 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import TensorFacts
-from partc.passes.layouts.layouts import Layout, Overlapping, Placement, Replicate, Split, Widened
+from partc.passes.layouts.layouts import Layout, Overlapping, Partial, Placement, Replicate, Split, Widened
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.rules.sharding_rules import NodeFacts
 from partc.runtime.plan.program import Site
@@ -20,7 +20,7 @@ class AxisDecision:
 
     `factor` is the split factor if one is, `entries` its size, where another axis may split it too; `is_mean`
     tells that outputs are means over a part and count for a part's share only; `cuts_table`, that ids of the
-    whole index a part of a table's rows.
+    whole index a part of a table's rows. `is_summed`: outputs are parts of sums of what the op makes.
     """
 
     inputs: tuple[Placement, ...]
@@ -29,6 +29,7 @@ class AxisDecision:
     is_mean: bool = False
     cuts_table: bool = False
     entries: int = 0
+    is_summed: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -62,6 +63,14 @@ class Decision:
     def outputs(self) -> tuple[Layout, ...]:
         """What the outputs are."""
         return tuple(Layout(self.site, *along) for along in zip(*(a.outputs for a in self.axes), strict=True))
+
+    @cached_property
+    def made(self) -> tuple[Layout, ...]:
+        """What the op itself makes, before ranks take their parts of sums of it."""
+        if not any(axis.is_summed for axis in self.axes):
+            return self.outputs
+        along = [[Partial("sum")] * len(a.outputs) if a.is_summed else a.outputs for a in self.axes]
+        return tuple(Layout(self.site, *placements) for placements in zip(*along, strict=True))
 
     @cached_property
     def uneven(self) -> tuple[tuple[int, tuple[int, ...]], ...]:

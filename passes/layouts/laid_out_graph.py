@@ -1,5 +1,6 @@
 """What is known of a training graph while it is laid out: every tensor's layout, every node's decision."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,10 @@ from partc.passes.layouts.meshes import Meshes
 from partc.passes.layouts.same_parts import same_parts
 from partc.passes.rules.sharding_rules import node_facts
 from partc.runtime.plan.program import Site
+
+# What the two messages of a lookup are worth, by which all ids are gathered and the rows scattered: among 48
+# ranks at 100 Gbit/s (docs/decisions/094-tables-are-read-where-they-are.md).
+LOOKUP_BYTES = 4 << 20
 
 WHOLE_ON_WORKERS = Layout("worker")
 WHOLE_ON_SERVERS = Layout("server")
@@ -66,6 +71,20 @@ class LaidOutGraph:
             for name, gradient in self.training.gradients.items()
             if gradient.dense is not None and name in self.configuration.homes
         }
+
+    def is_by_index(self, variable: str) -> bool:
+        """Tell whether a tensor is a variable of which rows alone are read and trained."""
+        gradient = self.training.gradients.get(variable)
+        return gradient is not None and gradient.dense is None
+
+    @cached_property
+    def looked_up(self) -> frozenset[str]:
+        """Return the tables of which a step reads less than all there is, messages included."""
+        read_bytes: Counter[str] = Counter()
+        for node in self.training.graph.nodes:
+            if node.op == "Gather" and node.name in self.main and self.is_by_index(node.inputs[0].name):
+                read_bytes[node.inputs[0].name] += self.facts.nbytes(node.outputs[0].name) + LOOKUP_BYTES
+        return frozenset(name for name, nbytes in read_bytes.items() if nbytes < self.facts.nbytes(name))
 
     def sums_before(self, tensor: str, axis: int) -> bool:
         """Tell whether a tensor that is partial along a mesh axis is whole once its operands are summed."""

@@ -185,10 +185,15 @@ class _Lowerer(Lowering):
 
     def lower(self, node: gs.Node, decision: Decision) -> list[gs.Tensor]:
         """Lower a node as decided, once, and return its outputs."""
-        keys = [(tensor.name, layout) for tensor, layout in zip(node.outputs, decision.outputs, strict=True)]
+        names = [tensor.name for tensor in node.outputs]
+        keys = list(zip(names, decision.outputs, strict=True))
         if decision not in self._lowered[node.name]:
             self._lowered[node.name].append(decision)
-            self._values.update(zip(keys, lower_node(self, node, decision), strict=True))
+            made = list(zip(names, decision.made, strict=True))
+            self._values.update(zip(made, lower_node(self, node, decision), strict=True))
+            for (name, sums), key in zip(made, keys, strict=True):
+                if sums != key[1]:
+                    self._values[key] = transfer_tensor(self, name, sums, key[1])
         return [self._values[key] for key in keys]
 
     def split_locally(self, tensor: str, layout: Layout, axis: int) -> gs.Tensor | None:

@@ -22,8 +22,8 @@ def lower_table(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Ten
     """Return the rows that a Gather finds in a rank's part, or the part to which a ScatterND adds rows."""
     operands = [lowering.need(t.name, layout) for t, layout in zip(node.inputs, decision.inputs, strict=True)]
     result = node.outputs[0].name
-    value = lowering.value_name(result, decision.outputs[0])
-    write = NodeWriter(set(), f"{node.name}@{tag(decision.outputs[0])}")
+    value = lowering.value_name(result, decision.made[0])
+    write = NodeWriter(set(), f"{node.name}@{tag(decision.made[0])}")
     part = _part(lowering, node, decision)
     out = gs.Variable(value, dtype=lowering.facts.dtypes[result])
     shapes = [lowering.facts.shape(tensor.name) for tensor in node.inputs]

@@ -2,9 +2,9 @@
 
 step = M micro-batches at all stages, in turns, each with the end of a stage (price_cuts.py)
 
-each micro-batch   of a node, its flops and activations / (M x data x tensor), its weights / tensor;
-                   gradients are added to those before; over a cut go activations, along `tensor` what
-                   layouts ask for
+each micro-batch   of a node, its flops and activations / (M x data x tensor), its weights / tensor, unless
+                   layouts have them whole along `tensor`; gradients are added to those before; over a cut go
+                   activations, along `tensor` what layouts ask for
 the end            sums of a stage's gradients among its replicas; updates, a pass over memory at each place
 
 Of replicas alone what is summed may go on beside the way back, and what takes longer counts.
@@ -15,16 +15,36 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from partc.compiler.search.pipelines.step_pipelines import StepPipelines
+from partc.passes.analysis import Analysis
 from partc.passes.configure import configure
 from partc.passes.distribute import lay_out
+from partc.passes.layouts.laid_out_graph import LaidOutGraph
+from partc.passes.layouts.layouts import Split
 from partc.passes.search.named.weight_layouts import sent_along
-from partc.passes.search.stages.line_work import LineTimes, TimedWork, When, add_up
+from partc.passes.search.stages.cut_stages import StageLine
+from partc.passes.search.stages.line_work import (
+    LineTimes,
+    LineWork,
+    TensorParts,
+    TimedWork,
+    When,
+    add_up,
+    line_work,
+)
 from partc.passes.search.stages.pipeline_space import Pipeline
 from partc.passes.search.stages.price_cuts import CutPricer
 
 SEGMENTS = 2  # of a micro-batch at a stage: forward and back
 
 SentBytes = tuple[int, When, float]  # place in the line, when, bytes of an AllReduce as long
+
+
+@dataclass(frozen=True)
+class _Along:
+    """What ranks along `tensor` do and what they send each other."""
+
+    work: LineWork
+    sent: tuple[SentBytes, ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +57,7 @@ class PipelineEstimate:
     pipelines: StepPipelines
     laid_out: int = 0
     _ways: dict[tuple[int, int, int], LineTimes] = field(default_factory=dict)
-    _sent: dict[tuple[int, int], tuple[SentBytes, ...]] = field(default_factory=dict)
+    _along: dict[tuple[int, int], _Along] = field(default_factory=dict)
 
     def step_s(self, pipeline: Pipeline) -> float:
         """Return about how long a step takes."""
@@ -47,24 +67,24 @@ class PipelineEstimate:
         for begin in (0, *pipeline.starts):
             both[begin] += SEGMENTS * prices.start_s
             ahead[begin] += prices.start_s
-        kept = pipeline.tensor * (pipeline.data if pipeline.shares else 1)
-        for place, _, update_s in line.work.updates(prices.node_s, kept, count):
+        work = self._laid_out(pipeline.data, pipeline.tensor).work
+        sharers = pipeline.data if pipeline.shares else 1
+        for place, _, update_s in work.updates(prices.node_s, pipeline.tensor, count, sharers):
             both[place] += update_s
             behind[place] += update_s
         times = LineTimes(both, ahead, behind)
         traffic = replace(self.pipelines.traffic(pipeline), summed=partial(self._summed_s, pipeline))
-        stages, gradients = pipeline.stages, line.work.gradient_bytes
+        stages, gradients = pipeline.stages, work.gradient_bytes(pipeline.tensor)
         turns = CutPricer(times, line.nbytes, line.shared, stages, traffic, gradients)
         return turns.step_s(pipeline.starts)
 
     def replicas_s(self, data: int, microbatches: int = 1) -> float:
         """Return about how long a step of whole replicas takes, whose sums go on beside the way back."""
         replicas, start_s = Pipeline(data, 1, (), microbatches), self.pipelines.prices.start_s
-        times = self._times(replicas)
+        times, work = self._times(replicas), self.pipelines.line.work
         both, ahead = (microbatches * (sum(seconds) + start_s) for seconds in (times.both, times.ahead))
-        work = self.pipelines.line.work
-        sums_s = self._summed_s(replicas, sum(work.gradient_bytes), 0)
-        update_s = self.pipelines.prices.node_s(0, sum(work.update_bytes))
+        sums_s = self._summed_s(replicas, sum(work.gradient_bytes(1)), 0)
+        update_s = sum(second for *_, second in work.updates(self.pipelines.prices.node_s, 1, 1))
         return ahead + max(both - ahead + start_s, sums_s) + update_s
 
     def _times(self, pipeline: Pipeline) -> LineTimes:
@@ -76,9 +96,13 @@ class PipelineEstimate:
 
     def _each(self, data: int, tensor: int, count: int) -> Iterator[TimedWork]:
         """Yield what nodes, additions of gradients and messages along `tensor` take of a micro-batch."""
-        prices, shares = self.pipelines.prices, self.pipelines.shares(data)
-        yield from self.pipelines.line.work.each(prices.node_s, shares, tensor, count)
-        for place, when, sent in self._sent_along(data, tensor) if tensor > 1 else ():
+        prices, shares, along = (
+            self.pipelines.prices,
+            self.pipelines.shares(data),
+            self._laid_out(data, tensor),
+        )
+        yield from along.work.each(prices.node_s, shares, tensor, count)
+        for place, when, sent in along.sent:
             yield place, when, prices.sum_s(sent / (shares * count), range(tensor))
 
     def _summed_s(self, pipeline: Pipeline, nbytes: float, stage: int) -> float:
@@ -90,24 +114,35 @@ class PipelineEstimate:
         if not pipeline.shares or data == 1:
             return prices.summed(data, tensor)(nbytes, stage)
         members = prices.replicas(data, tensor, stage)
+        nbytes *= prices.beside(members, tensor)
         scattered_s = pipeline.microbatches * prices.scatter_s(nbytes, members)
         return scattered_s + prices.gather_s(nbytes, members)
 
-    def _sent_along(self, data: int, tensor: int) -> tuple[SentBytes, ...]:
-        """Return what is sent along `tensor`."""
-        workers = self.pipelines.space.workers
+    def _laid_out(self, data: int, tensor: int) -> _Along:
+        """Return what ranks along `tensor` do and send."""
+        line, workers = self.pipelines.line, self.pipelines.space.workers
+        if tensor == 1:
+            return _Along(line.work, ())
         if self.laid_out:
             data, tensor = workers // self.laid_out, self.laid_out
         key = data, tensor
-        if key not in self._sent:
-            analysis, line = self.pipelines.analysis, self.pipelines.line
-            when_of = line.work.when_of
+        if key not in self._along:
+            analysis = self.pipelines.analysis
             alone = Pipeline(workers // tensor, tensor)
             graph = lay_out(analysis, {}, configure(analysis, self.pipelines.strategy(alone)))
-            maker = {t.name: node.name for node in analysis.training.graph.nodes for t in node.outputs}
-            self._sent[key] = tuple(
-                (line.places.nodes[node], when_of.get(node, "back"), times / 2 * analysis.facts.nbytes(name))
-                for name, times in sent_along(graph, analysis.order, axis=1).items()
-                if (node := maker.get(name, "")) in analysis.main
-            )
-        return self._sent[key]
+            divided = {name: each.axes[1] for name, each in graph.decisions.items() if len(each.axes) > 1}
+            homes = graph.configuration.homes.items()
+            shared = {name for name, home in homes if isinstance(home.along(1), Split)}
+            parts = TensorParts(divided, shared)
+            work = line_work(analysis, line.places, line.work.places, parts)
+            self._along[key] = _Along(work, tuple(_sent_along(analysis, graph, line)))
+        return self._along[key]
+
+
+def _sent_along(analysis: Analysis, graph: LaidOutGraph, line: StageLine) -> Iterator[SentBytes]:
+    """Yield what is sent along `tensor`."""
+    when_of = line.work.when_of
+    maker = {t.name: node.name for node in analysis.training.graph.nodes for t in node.outputs}
+    for name, times in sent_along(graph, analysis.order, axis=1).items():
+        if (node := maker.get(name, "")) in analysis.main:
+            yield line.places.nodes[node], when_of.get(node, "back"), times / 2 * analysis.facts.nbytes(name)

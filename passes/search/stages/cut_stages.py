@@ -63,7 +63,7 @@ class StageLine:
         cuts = cut_unevenly(times.both, self.nbytes, stages)
         if traffic is None:
             return cuts[0]
-        gradients = self.work.gradient_bytes
+        gradients = self.work.gradient_bytes(traffic.tensor)
         return CutPricer(times, self.nbytes, self.shared, stages, traffic, gradients).quickest(cuts)
 
     def begins(self, starts: Sequence[int]) -> dict[str, int]:

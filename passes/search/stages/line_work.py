@@ -4,17 +4,22 @@
               its gradients ─ back, or behind if no other place waits for them
               the update ──── once a step
 
-Replicas divide samples, ranks along `tensor` all of it; the weights of a place are those of its replica.
+Replicas divide samples, ranks along `tensor` all of it until layouts tell what of it they have whole; the
+weights of a place are those of its replica.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 import onnx_graphsurgeon as gs
 
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.configuration import Places
+from partc.passes.layouts.decisions import AxisDecision
+from partc.passes.layouts.layouts import Partial, Replicate
 from partc.passes.rules.sharding_rules import rule_of
 from partc.passes.scheduling.segment_work import PACKING_OPS
 from partc.passes.search.operators.forward_nodes import find_variables_behind, forward_nodes
@@ -35,23 +40,60 @@ class NodeSeconds(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeWork:
-    """A node: its place in the line, when it runs, what it computes, its bytes of weights or of samples.
+class TensorParts:
+    """What ranks along `tensor` divide by layouts: how nodes run that do, and variables that they share."""
 
-    `packed_bytes`: of a weight that a product packs, of every micro-batch anew.
+    nodes: Mapping[str, AxisDecision]
+    variables: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceBytes:
+    """What the variables of a place have: of those that ranks along `tensor` share, and of all others."""
+
+    divided: int = 0
+    whole: int = 0
+
+    def of_rank(self, tensor: int) -> int:
+        """Return the bytes of a rank, where so many share them."""
+        return self.divided // tensor + self.whole
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBytes:
+    """What a node reads and writes: of weights and of samples, and of weights what a product packs.
+
+    It packs them for every micro-batch anew.
+    """
+
+    weights: int = 0
+    samples: int = 0
+    packed: int = 0
+
+    def of_rank(self, samples: int) -> int:
+        """Return the bytes of a rank that has one of so many parts of the samples."""
+        return self.samples // samples + self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWork:
+    """A node: its place in the line, when it runs, what it computes, and what ranks along `tensor` divide.
+
+    `is_divided`: what it computes is; of its bytes a rank has a part of those `divided`, all those `whole`.
     """
 
     place: int
     when: When
     flops: int
-    weight_bytes: int
-    sample_bytes: int
-    packed_bytes: int
+    divided: NodeBytes
+    whole: NodeBytes
+    is_divided: bool
 
     def seconds(self, node_s: NodeSeconds, samples: int, tensor: int) -> float:
         """Return what a rank takes for its part: of so many of samples, and along `tensor`."""
-        nbytes = (self.sample_bytes // samples + self.weight_bytes) // tensor
-        return node_s(self.flops // samples // tensor, nbytes, self.packed_bytes // tensor)
+        flops = self.flops // samples // (tensor if self.is_divided else 1)
+        nbytes = self.divided.of_rank(samples) // tensor + self.whole.of_rank(samples)
+        return node_s(flops, nbytes, self.divided.packed // tensor + self.whole.packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +114,44 @@ class LineTimes:
 class LineWork:
     """All work of a step by places of its line.
 
-    nodes           of the main computation
-    gradient_bytes  of each place's variables
-    update_bytes    what each place's updates read and write: of tables the rows that were read
-    when_of         nodes that run forward, and those that nobody waits for
+    nodes      of the main computation
+    gradients  of each place's variables
+    updated    what each place's updates read and write: of tables the rows that were read
+    when_of    nodes that run forward, and those that nobody waits for
     """
 
     nodes: Sequence[NodeWork]
-    gradient_bytes: Sequence[int]
-    update_bytes: Sequence[int]
+    gradients: Sequence[PlaceBytes]
+    updated: Sequence[PlaceBytes]
     when_of: Mapping[str, When]
 
     @property
     def places(self) -> int:
         """Return how many places there are."""
-        return len(self.gradient_bytes)
+        return len(self.gradients)
+
+    def gradient_bytes(self, tensor: int) -> list[int]:
+        """Return what a rank has of each place's gradients."""
+        return [place.of_rank(tensor) for place in self.gradients]
 
     def each(self, node_s: NodeSeconds, shares: int, tensor: int, microbatches: int) -> Iterator[TimedWork]:
         """Yield place, when, and seconds of a rank's micro-batch: nodes, and gradients that are added up."""
         for work in self.nodes:
             yield work.place, work.when, work.seconds(node_s, shares * microbatches, tensor)
-        for place, nbytes in enumerate(self.gradient_bytes):
+        for place, nbytes in enumerate(self.gradient_bytes(tensor)):
             if microbatches > 1 and nbytes:
-                yield place, "behind", node_s(0, ADDITION_TRAFFIC * nbytes // tensor)
+                yield place, "behind", node_s(0, ADDITION_TRAFFIC * nbytes)
 
-    def updates(self, node_s: NodeSeconds, parts: int, microbatches: int) -> Iterator[TimedWork]:
-        """Yield what the updates of a rank's part of variables take, as if each micro-batch had its share."""
-        for place, nbytes in enumerate(self.update_bytes):
-            yield place, "behind", (node_s(0, nbytes // parts) if nbytes else 0.0) / microbatches
+    def updates(
+        self, node_s: NodeSeconds, tensor: int, microbatches: int, sharers: int = 1
+    ) -> Iterator[TimedWork]:
+        """Yield what the updates of a rank's part of variables take, as if each micro-batch had its share.
+
+        `sharers`: replicas that divide all variables.
+        """
+        for place, updated in enumerate(self.updated):
+            nbytes = updated.of_rank(tensor) // sharers
+            yield place, "behind", (node_s(0, nbytes) if nbytes else 0.0) / microbatches
 
     def times(
         self, node_s: NodeSeconds, shares: int = 1, tensor: int = 1, microbatches: int = 1
@@ -120,56 +172,88 @@ def add_up(parts: Sequence[TimedWork], places: int) -> LineTimes:
     return LineTimes(both, ahead, behind)
 
 
-def line_work(analysis: Analysis, places: Places, count: int) -> LineWork:
-    """Return what goes with each of so many places. `places`: of all nodes and variables."""
+def line_work(analysis: Analysis, places: Places, count: int, parts: TensorParts | None = None) -> LineWork:
+    """Return what goes with each of so many places. `places`: of all nodes and variables.
+
+    `parts`: None where ranks along `tensor` divide everything.
+    """
     when_of: dict[str, When] = {node.name: "behind" for node in _unawaited(analysis, places)}
     when_of |= {node.name: "ahead" for node in forward_nodes(analysis.training, analysis.main)}
-    gradients = _gradient_bytes(analysis, places, count)
-    updates = _update_bytes(analysis, places, gradients)
-    return LineWork(tuple(_count_work(analysis, places, when_of)), gradients, updates, when_of)
+    gradients, updates = _gradient_bytes(analysis), _update_bytes(analysis)
+    nodes = tuple(_count_work(analysis, places, when_of, parts and parts.nodes))
+    at_places = partial(_at_places, places=places, count=count, shared=parts and parts.variables)
+    return LineWork(nodes, at_places(gradients), at_places(updates), when_of)
 
 
-def _count_work(analysis: Analysis, places: Places, when_of: Mapping[str, When]) -> Iterator[NodeWork]:
+def _count_work(
+    analysis: Analysis,
+    places: Places,
+    when_of: Mapping[str, When],
+    along: Mapping[str, AxisDecision] | None,
+) -> Iterator[NodeWork]:
     """Yield the nodes of the main computation whose values data decide."""
     facts, training = analysis.facts, analysis.training
     main = [node for node in training.graph.nodes if node.name in analysis.main]
     weights = {name for name, of in find_variables_behind(main, training.variables, facts).items() if of}
     weights |= {g.dense for g in training.gradients.values() if g.dense is not None}
     for node in main:
-        rule, weight_bytes, sample_bytes = rule_of(node, facts), 0, 0
         if all(facts.fixed_value(tensor.name) is not None for tensor in node.outputs):
             continue
-        for tensor in (*node.inputs, *node.outputs):
-            is_table = rule is not None and rule.indexed and tensor.name in weights
-            nbytes = facts.nbytes(tensor.name) if tensor.name and not is_table else 0
-            weight_bytes += nbytes if tensor.name in weights else 0
-            sample_bytes += 0 if tensor.name in weights else nbytes
-        packs = node.op in PACKING_OPS and node.inputs[1].name in weights
+        rule = rule_of(node, facts)
+        tables = weights if rule is not None and rule.indexed else frozenset()
+        bytes_of = {True: Counter[str](), False: Counter[str]()}  # what ranks divide, and what each has whole
+        for tensor, is_divided in _tensors(node, along):
+            if not tensor.name or tensor.name in tables:
+                continue
+            kind = "weights" if tensor.name in weights else "samples"
+            bytes_of[is_divided][kind] += facts.nbytes(tensor.name)
+            if node.op in PACKING_OPS and tensor is node.inputs[1] and kind == "weights":
+                bytes_of[is_divided]["packed"] += facts.nbytes(tensor.name)
         yield NodeWork(
             places.nodes[node.name],
             when_of.get(node.name, "back"),
             rule.flops if rule is not None else 0,
-            weight_bytes,
-            sample_bytes,
-            facts.nbytes(node.inputs[1].name) if packs else 0,
+            NodeBytes(**bytes_of[True]),
+            NodeBytes(**bytes_of[False]),
+            along is None or (node.name in along and along[node.name].factor is not None),
         )
 
 
-def _gradient_bytes(analysis: Analysis, places: Places, count: int) -> list[int]:
-    """Return the bytes of the gradients of the variables at each of so many places."""
-    nbytes_of = [0] * count
-    for parameter, gradient in analysis.training.gradients.items():
-        name = gradient.dense or gradient.rows
-        nbytes_of[places.variables[parameter]] += analysis.facts.nbytes(name) if name else 0
-    return nbytes_of
+def _tensors(node: gs.Node, along: Mapping[str, AxisDecision] | None) -> Iterator[tuple[gs.Tensor, bool]]:
+    """Yield what a node reads and writes, and whether ranks have parts of it."""
+    tensors = (*node.inputs, *node.outputs)
+    if along is None or node.name not in along:
+        yield from ((tensor, along is None) for tensor in tensors)
+        return
+    placements = (*along[node.name].inputs, *along[node.name].outputs)
+    for tensor, placement in zip(tensors, placements, strict=True):
+        yield tensor, not isinstance(placement, Replicate | Partial)
 
 
-def _update_bytes(analysis: Analysis, places: Places, gradients: Sequence[int]) -> list[int]:
-    nbytes_of = list(gradients)
+def _at_places(
+    nbytes_of: Mapping[str, int], places: Places, count: int, shared: Collection[str] | None
+) -> list[PlaceBytes]:
+    """Return the bytes of the variables at each of so many places. `shared`: None: ranks share them all."""
+    divided, whole = [0] * count, [0] * count
+    for name, nbytes in nbytes_of.items():
+        is_shared = shared is None or name in shared
+        (divided if is_shared else whole)[places.variables[name]] += nbytes
+    return [PlaceBytes(*both) for both in zip(divided, whole, strict=True)]
+
+
+def _gradient_bytes(analysis: Analysis) -> dict[str, int]:
+    """Return the bytes of variables' gradients."""
+    gradients = {name: each.dense or each.rows for name, each in analysis.training.gradients.items()}
+    return {name: analysis.facts.nbytes(gradient) if gradient else 0 for name, gradient in gradients.items()}
+
+
+def _update_bytes(analysis: Analysis) -> dict[str, int]:
+    """Return the bytes that updates of variables read and write, gradients included."""
+    nbytes_of = _gradient_bytes(analysis)
     for name in analysis.training.variables:
         gradient = analysis.training.gradients.get(analysis.followers.get(name) or name)
         rows = gradient.rows if gradient is not None and gradient.dense is None else None
-        nbytes_of[places.variables[name]] += 2 * analysis.facts.nbytes(rows or name)
+        nbytes_of[name] = nbytes_of.get(name, 0) + 2 * analysis.facts.nbytes(rows or name)
     return nbytes_of
 
 

@@ -36,7 +36,7 @@ class PipelineTraffic:
     microbatches  into which a step is divided
     shares        of the samples, of which each rank sends one
     tensor        ranks of a stage that divide what a share is
-    summed        seconds of the sum of a stage's gradients among its replicas
+    summed        seconds of the sum of a stage's gradients, of so many bytes of a rank, among its replicas
     """
 
     sent: SentSeconds

@@ -1,0 +1,86 @@
+"""Tables that replicas share by rows are read and trained where they are, by everybody's ids."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD, Adam, Momentum
+from partc.compiler.importing.import_training import import_training_graph
+from partc.passes.layouts import laid_out_graph
+from tests.builders.graphs.foreign_steps import parse
+from tests.builders.plans.compiled_steps import (
+    Compiled,
+    assert_trains_as_one_device,
+    compile_step,
+    random_batches,
+)
+
+ROWS = 23  # and 5 columns: unevenly shared, so by rows
+FORWARD = """
+forward (int64[8] words, int64[8,3] bags, int64[5] negatives, double[8,4] x) => (double loss)
+<double[23,5] table, double[23,5] other, double[4,5] W> {
+    word = Gather (table, words)
+    bag = Gather (table, bags)
+    one = Constant <value_ints = [1]> ()
+    mean = ReduceMean <keepdims = 0> (bag, one)
+    drawn = Gather (other, negatives)
+    y = MatMul (x, W)
+    h = Add (word, y)
+    t = Tanh (h)
+    u = Mul (t, mean)
+    across = Transpose <perm = [1, 0]> (drawn)
+    scores = MatMul (u, across)
+    square = Mul (scores, scores)
+    loss = ReduceMean <keepdims = 0> (square)
+}
+"""
+OPTIMIZERS = {"sgd": SGD(0.1), "momentum": Momentum(0.1), "adam": Adam(0.01)}
+CASES = [
+    (cluster, strategy, optimizer)
+    for cluster, strategy in (
+        ("1x2", "fsdp"),
+        ("1x3", "fsdp"),
+        ("2x2", "fsdp"),
+        ("2x2", "fsdp,tensor=2"),
+        ("2x2", "pipeline=2,fsdp"),
+        ("1x2", "fsdp,microbatches=2"),
+    )
+    for optimizer in OPTIMIZERS
+]
+
+
+def compiled_tables(folder: Path, cluster: str, strategy: str, optimizer: str) -> Compiled:
+    model = parse(FORWARD)
+    rng = np.random.default_rng(0)
+    for name, shape in {"table": (ROWS, 5), "other": (ROWS, 5), "W": (4, 5)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape), name))
+    del model.graph.value_info[:]
+    step = build_training_graph(model, loss="loss", optimizer=OPTIMIZERS[optimizer])
+    return compile_step(import_training_graph(step), folder, cluster, strategy, "global")
+
+
+@pytest.mark.parametrize(("cluster", "strategy", "optimizer"), CASES)
+def test_rows_are_looked_up_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, strategy: str, optimizer: str
+) -> None:
+    """Also of an uneven number of rows, by ids of samples, by several of each, and by ids that all share."""
+    monkeypatch.setattr(laid_out_graph, "LOOKUP_BYTES", -(1 << 20))
+
+    compiled = compiled_tables(tmp_path / "out", cluster, strategy, optimizer)
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 4, high=ROWS))
+
+
+def test_no_rank_has_a_table_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = {}
+    for lookup_bytes in (-(1 << 20), 1 << 20):
+        monkeypatch.setattr(laid_out_graph, "LOOKUP_BYTES", lookup_bytes)
+        compiled = compiled_tables(tmp_path / str(lookup_bytes), "1x2", "fsdp", "sgd")
+        lowered = compiled.compilation.lowered.nodes
+        sent = [node.inputs[0].name for node in lowered if node.op in ("AllGather", "AllGatherRows")]
+        gathered[lookup_bytes] = {"table", "other", "W"} & {name.partition(".")[0] for name in sent}
+
+    assert list(gathered.values()) == [{"W"}, {"table", "other", "W"}]
