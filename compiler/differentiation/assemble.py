@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper
 
 from partc.compiler.differentiation.forward.bring_forward import OPSET
+from partc.compiler.differentiation.forward.expand_ops import reads_of
 from partc.compiler.differentiation.forward.initial_values import InitialValue, initial_values, initialization
 from partc.compiler.differentiation.forward.reinit import fresh_values, statistics
 from partc.compiler.differentiation.objective import Objective
@@ -127,7 +128,7 @@ def _live_nodes(step: TrainingStep) -> list[onnx.NodeProto]:
     for node in reversed(step.updates.build.nodes):
         if needed.intersection(node.output) and not replaced.intersection(node.output):
             live.append(node)
-            needed.update(node.input)
+            needed |= reads_of(node)
     return live[::-1]
 
 
@@ -135,7 +136,7 @@ def _initializers(
     step: TrainingStep, nodes: Sequence[onnx.NodeProto], folder: Path | None
 ) -> list[TensorProto]:
     """Return the stored initial values, and the constants that somebody reads."""
-    reads = {name for node in nodes for name in node.input}.union(step.outputs)
+    reads = set(step.outputs).union(*map(reads_of, nodes))
     tensors = [value for value in step.initial.values() if isinstance(value, TensorProto)]
     tensors += [t for name, t in step.constants.items() if name in reads and name not in step.initial]
     for tensor in tensors:

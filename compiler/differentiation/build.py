@@ -13,6 +13,7 @@ import onnx
 from partc.compiler.differentiation.assemble import assemble, finish_step
 from partc.compiler.differentiation.differentiate import differentiate
 from partc.compiler.differentiation.forward.bring_forward import OPSET
+from partc.compiler.differentiation.forward.expand_ops import names_in
 from partc.compiler.differentiation.forward.rebatch import BatchSize
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.objective import Objective, state_objective
@@ -73,7 +74,7 @@ def build_training_graph(
             same = ParameterChoice(train=objective.flow.parameters)
             objective = state_objective(wide, loss, batch_size, ignore_index, same, folder)
         graph = objective.model.graph
-        build = NodeBuilder(_names(graph))
+        build = NodeBuilder(names_in(graph) | {LEARNING_RATE})
         updates = Updates(build, objective.types, dict(objective.state))
         scale = "" if update.loss_scale is None else scale_loss(updates, update.loss_scale)
         gradients = differentiate(
@@ -125,11 +126,3 @@ def _seed(build: NodeBuilder, objective: Objective, scale: str) -> str:
     if not scale or element == onnx.TensorProto.FLOAT:
         return scale
     return build.op("Cast", scale, to=element)
-
-
-def _names(graph: onnx.GraphProto) -> set[str]:
-    values = (*graph.input, *graph.output, *graph.initializer)
-    names = {value.name for value in values}
-    for node in graph.node:
-        names.update((node.name, *node.input, *node.output))
-    return names | {LEARNING_RATE}

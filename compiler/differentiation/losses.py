@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from partc.compiler.differentiation.forward.expand_ops import names_in
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.tensor_types import (
     Shape,
@@ -213,9 +214,7 @@ def _sample_axis(head: Head, shape: Shape) -> int | None:
 
 
 def _builder(graph: onnx.GraphProto) -> NodeBuilder:
-    used_names = [name for node in graph.node for name in (node.name, *node.input, *node.output)]
-    values = (*graph.input, *graph.output, *graph.initializer)
-    build = NodeBuilder((*used_names, *(value.name for value in values)))
+    build = NodeBuilder(names_in(graph))
     build.scope = "loss/"
     return build
 

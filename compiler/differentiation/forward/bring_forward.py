@@ -12,7 +12,12 @@ from onnx import helper, inliner, version_converter
 
 from partc.compiler.differentiation.expansions.table import EXPANSIONS
 from partc.compiler.differentiation.forward.control_flow import unroll_control_flow
-from partc.compiler.differentiation.forward.expand_ops import expand_ops, has_function, inline_functions
+from partc.compiler.differentiation.forward.expand_ops import (
+    expand_ops,
+    has_function,
+    inline_functions,
+    rename_reads,
+)
 from partc.compiler.differentiation.forward.unpack_sequences import UNPACKED, unpack_sequences
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.parameters.find_parameters import data_inputs
@@ -173,8 +178,7 @@ def _settle_dropouts(graph: onnx.GraphProto) -> None:
     renamed: dict[str, str] = {}
     nodes = []
     for node in graph.node:
-        for index, name in enumerate(node.input):
-            node.input[index] = renamed.get(name, name)
+        rename_reads(node, renamed)
         if node.op_type != "Dropout":
             nodes.append(node)
         elif len(node.input) > 2 and bool(constants.get(node.input[2], True)):

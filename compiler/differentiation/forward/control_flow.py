@@ -16,7 +16,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from partc.compiler.differentiation.forward.expand_ops import names_in, reads_of_subgraphs
+from partc.compiler.differentiation.forward.expand_ops import (
+    names_in_subgraphs,
+    outer_names_in,
+    reads_of_subgraphs,
+    rename_reads,
+)
 from partc.compiler.differentiation.sizes.knowledge import Knowledge
 from partc.compiler.differentiation.tensor_types import FLOATS, infer_types
 from partc.passes.graph.operation_builder import FunctionBuilder
@@ -34,7 +39,9 @@ def unroll_control_flow(model: onnx.ModelProto, opset: int) -> None:
     if not any(node.op_type in ("If", "Loop", "Scan") for node in graph.node):
         return
     knowledge = Knowledge(graph, opset, infer_types(model))
-    unrolling = _Unrolling(FunctionBuilder(names_in(graph)), knowledge)
+    kept = [node for node in graph.node if not _is_unrolled(node)]
+    names = outer_names_in(graph).union(*map(names_in_subgraphs, kept))
+    unrolling = _Unrolling(FunctionBuilder(names), knowledge)
     for node in graph.node:
         if not _is_unrolled(node):
             unrolling.keep(node)
@@ -85,7 +92,7 @@ class _Unrolling:
             return results
         renamed = onnx.NodeProto()
         renamed.CopyFrom(node)
-        _rename(renamed, names)
+        rename_reads(renamed, names)
         before = len(self.build.nodes)
         emitted_names = self.build.emit(renamed)
         for emitted in self.build.nodes[before:]:
@@ -121,19 +128,6 @@ class _Unrolling:
         name = self.build.constant(value)
         self.knowledge.learn(name, numpy_helper.from_array(value))
         return name
-
-
-def _rename(node: onnx.NodeProto, names: NameMap) -> None:
-    """Rename what a node and its subgraphs read of the graphs around them."""
-    for index, name in enumerate(node.input):
-        node.input[index] = names.get(name, name)
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            own = {value.name for value in (*attribute.g.input, *attribute.g.initializer)}
-            own |= {name for inner in attribute.g.node for name in inner.output}
-            outer = {name: new for name, new in names.items() if name not in own}
-            for inner in attribute.g.node:
-                _rename(inner, outer)
 
 
 @dataclass(frozen=True, slots=True)

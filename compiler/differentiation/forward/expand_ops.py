@@ -3,7 +3,7 @@
 LSTM, Attention, .. ── expansion ──> MatMul, Sigmoid, ..      readers of the node's outputs read those
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import onnx
 from onnx import helper, inliner
@@ -79,6 +79,11 @@ def _expand(view: ForwardNode, types: Types) -> dict[str, str]:
     return {name: result for name, result in results_by_output.items() if name}
 
 
+def reads_of(node: onnx.NodeProto) -> set[str]:
+    """Return what a node reads: its inputs, and what its subgraphs read of the graphs around them."""
+    return {name for name in node.input if name} | reads_of_subgraphs(node)
+
+
 def reads_of_subgraphs(node: onnx.NodeProto) -> set[str]:
     """Return what a node's subgraphs read of the graphs around them."""
     return set().union(*(_reads_of_graph(a.g) for a in node.attribute if a.HasField("g")))
@@ -88,18 +93,39 @@ def _reads_of_graph(graph: onnx.GraphProto) -> set[str]:
     own = {value.name for value in (*graph.input, *graph.initializer)}
     own |= {name for node in graph.node for name in node.output}
     names = {value.name for value in graph.output}
-    for node in graph.node:
-        names |= {name for name in node.input if name} | reads_of_subgraphs(node)
-    return names - own
+    return names.union(*map(reads_of, graph.node)) - own
+
+
+def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Rename what a node and its subgraphs read of the graphs around them."""
+    for index, name in enumerate(node.input):
+        node.input[index] = names.get(name, name)
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            own = {value.name for value in (*attribute.g.input, *attribute.g.initializer)}
+            own |= {name for inner in attribute.g.node for name in inner.output}
+            outer = {name: new for name, new in names.items() if name not in own}
+            for inner in attribute.g.node:
+                rename_reads(inner, outer)
 
 
 def names_in(graph: onnx.GraphProto) -> set[str]:
-    """Return the names that a graph's tensors and nodes bear."""
+    """Return the names that the tensors and nodes of a graph and its subgraphs bear."""
+    return outer_names_in(graph).union(*map(names_in_subgraphs, graph.node))
+
+
+def outer_names_in(graph: onnx.GraphProto) -> set[str]:
+    """Return the names that a graph's own tensors and nodes bear."""
     values = (*graph.input, *graph.output, *graph.initializer)
     names = {value.name for value in values}
     for node in graph.node:
         names.update((node.name, *node.input, *node.output))
     return names
+
+
+def names_in_subgraphs(node: onnx.NodeProto) -> set[str]:
+    """Return the names within a node."""
+    return set().union(*(names_in(a.g) for a in node.attribute if a.HasField("g")))
 
 
 # ---------------------------------------------------------------- ONNX's functions

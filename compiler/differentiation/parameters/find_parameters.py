@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import onnx
 
+from partc.compiler.differentiation.forward.expand_ops import reads_of, reads_of_subgraphs
 from partc.compiler.differentiation.rules.table import CONSTANT_INPUTS, FLAT_OPS, MOVED_BY_CONSTANTS
 from partc.compiler.differentiation.tensor_types import Types
 from partc.runtime.errors import BadModel, UnsupportedModel
@@ -58,7 +59,7 @@ def candidate_parameters(graph: onnx.GraphProto, types: Types) -> tuple[str, ...
     dependent = {value.name for value in graph.input} - {t.name for t in graph.initializer}
     generated = []
     for node in graph.node:
-        if dependent.intersection(node.input):
+        if dependent & reads_of(node):
             dependent.update(node.output)
         elif node.op_type in MAKERS and types[node.output[0]].is_float and types[node.output[0]].shape != ():
             generated.append(node.output[0])
@@ -166,6 +167,7 @@ def tables_of_rows(graph: onnx.GraphProto, parameters: Iterable[str]) -> frozens
     """Return the parameters that are read by Gathers along axis 0 alone: their gradients are sparse."""
     tables = set(parameters)
     for node in graph.node:
+        tables -= reads_of_subgraphs(node)
         for index, name in enumerate(node.input):
             if name in tables and not (index == 0 and _gathers_rows(node)):
                 tables.remove(name)

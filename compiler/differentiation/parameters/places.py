@@ -11,6 +11,7 @@ from enum import Enum
 
 import onnx
 
+from partc.compiler.differentiation.forward.expand_ops import reads_of
 from partc.compiler.differentiation.tensor_types import Shape, Types
 
 # Inputs that hold what a layer learns: matrices, filters, tables, and their biases and scales.
@@ -139,6 +140,6 @@ def _reachable_from(graph: onnx.GraphProto, sources: Iterable[str]) -> set[str]:
     """Return the sources and what is computed from them; nodes are in topological order."""
     reachable = set(sources)
     for node in graph.node:
-        if reachable.intersection(node.input):
+        if reachable & reads_of(node):
             reachable.update(name for name in node.output if name)
     return reachable

@@ -14,7 +14,7 @@ that are floats stay as they are, for they may be parameters: a tied table stays
 import onnx
 from onnx import helper, numpy_helper
 
-from partc.compiler.differentiation.forward.expand_ops import reads_of_subgraphs
+from partc.compiler.differentiation.forward.expand_ops import reads_of
 from partc.compiler.differentiation.sizes.knowledge import Knowledge
 from partc.compiler.differentiation.tensor_types import infer_types, value_info
 
@@ -53,7 +53,7 @@ def _read_names(graph: onnx.GraphProto, knowledge: Knowledge) -> set[str]:
     names: set[str] = set()
     for node in graph.node:
         if not _is_folded(node, knowledge):
-            names |= {*node.input} | reads_of_subgraphs(node)
+            names |= reads_of(node)
     return names
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
+from partc.compiler.differentiation.forward.expand_ops import rename_reads
 from partc.compiler.differentiation.parameters.find_parameters import tables_of_rows
 
 _HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -60,8 +61,7 @@ def _reading(
         rows = node.output[0]
         node.output[0] = f"{rows}.unrounded"
         return [node, _cast(node.output[0], rows, elements[node.input[0]])]
-    for index, name in enumerate(node.input):
-        node.input[index] = rounded.get(name, name)
+    rename_reads(node, rounded)
     return [node]
 
 
