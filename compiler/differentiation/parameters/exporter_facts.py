@@ -17,6 +17,7 @@ import onnx
 FOLDED_BY_TORCHSCRIPT = "onnx::"  # what a name begins with that no tensor of the module has
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
+UNTIED = "partc.untied"  # an initializer that may share elements with others, which partc could not join
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _OPERATION = "pkg.torch.onnx.fx_node"
 # "p_head_weight: PARAMETER target='head.weight'", one line per input of the exported program
@@ -38,6 +39,7 @@ class ExporterFacts:
     ]  # initializer -> what the operations that read it read, in order
     readers: Mapping[str, frozenset[str]]  # initializer -> the types of the nodes that read it
     detached: frozenset[str]  # tensors that no gradient passes
+    untied: frozenset[str]  # initializers that may share a parameter's elements with others
     lost_detached: Mapping[str, tuple[str, ...]]  # of those that are gone: which nodes' outputs read them
 
     @property
@@ -61,7 +63,7 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
     signature = _entry(graph.metadata_props, _SIGNATURE)
     inputs = _INPUT.findall(signature)
     initializers = {tensor.name for tensor in graph.initializer}
-    kinds, folded = {}, {}
+    kinds, folded, untied = {}, {}, set()
     for value in graph.value_info:
         if value.name not in initializers:
             continue
@@ -69,6 +71,8 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
             kinds[value.name] = kind
         if sources := _entry(value.metadata_props, FOLDED_FROM):
             folded[value.name] = _names(sources)
+        if _entry(value.metadata_props, UNTIED):
+            untied.add(value.name)
     targets = {inner: target for inner, kind, target in inputs if kind == "PARAMETER"}
     operations: dict[str, tuple[str, ...]] = {}
     readers: dict[str, frozenset[str]] = {}
@@ -77,7 +81,7 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
             operations[name] = (*operations.get(name, ()), *tensors_read(node))
             readers[name] = readers.get(name, frozenset()) | {node.op_type}
     detached, merged = _find_detached(graph)
-    return ExporterFacts(kinds, folded, targets, operations, readers, detached, merged)
+    return ExporterFacts(kinds, folded, targets, operations, readers, detached, frozenset(untied), merged)
 
 
 def is_torchscript(model: onnx.ModelProto, facts: ExporterFacts) -> bool:

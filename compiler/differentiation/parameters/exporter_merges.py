@@ -2,7 +2,7 @@
 
     a.bias = b.bias = 0   one initializer, read twice      two of their own, as in the module
     table, read also as   a second initializer             a Transpose of the table: one parameter
-      its transpose         with the transposed values
+      its transpose         with the transposed values       (join_copies.py; so for other views)
     bias = 0              no input of Conv or Gemm         an input
 
 torch.onnx.export(dynamo=True) tells by metadata (metadata_merges.py). TorchScript's exporter merges by nodes
@@ -12,21 +12,19 @@ their own (`onnx::MatMul_12`), but their readers name the module.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 
 import onnx
-from onnx import helper
 
 from partc.compiler.differentiation.parameters.exporter_facts import (
     FOLDED_BY_TORCHSCRIPT,
-    ExporterFacts,
     exporter_facts,
     is_torchscript,
 )
+from partc.compiler.differentiation.parameters.join_copies import join_copies
 from partc.compiler.differentiation.parameters.metadata_merges import restore_parameters
-from partc.compiler.differentiation.parameters.value_patterns import values_of
 
 _CALL = re.compile(r"_\d+$")  # of a module's later calls: /layer, /layer_1, ...
 
@@ -47,7 +45,7 @@ def undo_merges(
         _separate_identities(model.graph)
     else:
         restore_parameters(model.graph, facts)
-    return model, _join_copies(model.graph, facts, folder)
+    return model, join_copies(model.graph, exporter_facts(model), folder)
 
 
 # ---------------------------------------------------------------- equal parameters, by TorchScript
@@ -86,44 +84,3 @@ def _modules_of_readers(graph: onnx.GraphProto, names: Iterable[str]) -> dict[st
             if node.op_type != "Identity":
                 modules.setdefault(name, path)
     return modules
-
-
-# ---------------------------------------------------------------- tied parameters
-
-
-def _join_copies(graph: onnx.GraphProto, facts: ExporterFacts, folder: Path | None) -> dict[str, str]:
-    """Compute a transposed copy of a parameter from it, in place of storing it: copy -> parameter."""
-    matrices = {t.name: t for t in graph.initializer if len(t.dims) == 2}
-    copies = dict(_transposed_copies(facts, matrices, folder))
-    for copy, original in copies.items():
-        node = helper.make_node("Transpose", [original], [copy], name=f"Transpose:{copy}", perm=[1, 0])
-        graph.node.insert(0, node)
-        graph.initializer.remove(matrices[copy])
-    return copies
-
-
-def _transposed_copies(
-    facts: ExporterFacts, matrices: Mapping[str, onnx.TensorProto], folder: Path | None
-) -> Iterator[tuple[str, str]]:
-    """Yield each matrix that the exporter folded, beside the parameter of which it is the transpose."""
-    named = [name for name in matrices if not name.startswith(FOLDED_BY_TORCHSCRIPT)]
-    for name, tensor in matrices.items():
-        if facts.is_silent:
-            sources = named if name.startswith(FOLDED_BY_TORCHSCRIPT) else []
-        else:
-            sources = [source for source in facts.folded_from.get(name, ()) if source in matrices]
-        for source in sources:
-            if _is_transposed(tensor, matrices[source], folder):
-                yield name, source
-                break
-
-
-def _is_transposed(tensor: onnx.TensorProto, other: onnx.TensorProto, folder: Path | None) -> bool:
-    """Compare what is looked at of both: of large ones a corner, whose values have to differ."""
-    if tuple(tensor.dims) != tuple(reversed(other.dims)) or tensor.data_type != other.data_type:
-        return False
-    values, others = values_of(tensor, folder), values_of(other, folder)
-    if not values.array.size or not others.array.size or not others.are_distinct:
-        return False
-    rows, columns = len(values.array), len(others.array)
-    return bool((values.array[:, :columns] == others.array[:, :rows].T).all())

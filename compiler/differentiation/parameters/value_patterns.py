@@ -154,15 +154,36 @@ def values_of(tensor: TensorProto, folder: Path | None) -> TensorValues:
     return TensorValues(_widen(numpy_helper.to_array(tensor)), whole)
 
 
-def _external(tensor: TensorProto, shape: tuple[int, ...], folder: Path | None) -> np.ndarray:
-    info = ExternalDataInfo(tensor)
+def bits_of(tensor: TensorProto, folder: Path | None) -> np.ndarray | None:
+    """Return all values of a float tensor as integers of its bits; None where they are not in `folder`.
+
+    External data is mapped, not read: a table may be larger than what is left of the memory.
+    """
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    bits = np.dtype(f"u{dtype.itemsize}")
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return numpy_helper.to_array(tensor).view(bits)
+    path, info = _external_path(tensor, folder), ExternalDataInfo(tensor)
+    size_bytes = element_count(tensor.dims) * bits.itemsize
+    if path is None or not size_bytes or path.stat().st_size < (info.offset or 0) + size_bytes:
+        return None
+    return np.memmap(path, bits, "r", info.offset or 0, tuple(tensor.dims))
+
+
+def _external_path(tensor: TensorProto, folder: Path | None) -> Path | None:
+    """Return the file with a tensor's data, None where it is not within `folder`."""
     if folder is None:
-        return _NO_VALUES
-    path = (folder / info.location).resolve()
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+        return None
+    path = (folder / ExternalDataInfo(tensor).location).resolve()
+    return path if path.is_relative_to(folder.resolve()) and path.is_file() else None
+
+
+def _external(tensor: TensorProto, shape: tuple[int, ...], folder: Path | None) -> np.ndarray:
+    path = _external_path(tensor, folder)
+    if path is None:
         return _NO_VALUES
     with path.open("rb") as file:
-        file.seek(info.offset or 0)
+        file.seek(ExternalDataInfo(tensor).offset or 0)
         return _head(tensor, shape, file.read(math.prod(shape) * 8))
 
 
