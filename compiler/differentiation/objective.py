@@ -15,6 +15,7 @@ from partc.compiler.differentiation.forward.bring_forward import (
 from partc.compiler.differentiation.forward.expand_ops import is_expandable
 from partc.compiler.differentiation.forward.rebatch import BatchSize, check_batch_is_free, rebatch
 from partc.compiler.differentiation.forward.settle_padding import settle_padding
+from partc.compiler.differentiation.forward.widen_mixed_types import widen_mixed_types
 from partc.compiler.differentiation.losses import Loss, add_loss
 from partc.compiler.differentiation.parameters import find_parameters as find
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice, check_kept
@@ -125,6 +126,8 @@ def _prepare(
     if widen_vectors(model.graph, {name: value_info(name, known).type for name, known in types.items()}):
         types = infer_types(model)
     state = find.carried_state(model.graph, types, facts)
+    if widen_mixed_types(model.graph, types):
+        types = infer_types(model)
     next_values = set(state.values())
     results = tuple(value.name for value in model.graph.output if value.name not in next_values)
     candidates = find.candidate_parameters(model.graph, types)

@@ -52,8 +52,9 @@ def fresh_values(
 
 def statistics(graph: onnx.GraphProto) -> tuple[str, ...]:
     """Return the running means and variances that the graph reads."""
+    cast_from = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Cast"}
     names = [name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[3:5]]
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(cast_from.get(name, name) for name in names))
 
 
 def _readers(graph: onnx.GraphProto) -> dict[str, list[_Reader]]:
