@@ -4,6 +4,7 @@ A file on disk may be anything. `read_model` and `check_model` turn every way in
 wrong into a BadModel that names the node or tensor and the repair.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -25,6 +26,11 @@ from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1  # one protobuf message, by the protobuf specification
+# "/onnx/adapters/pad_10_11.h:31: adapt_pad_10_11: Assertion `value > 0` failed: a pad is negative"
+_ASSERTION = re.compile(
+    r"\S+\.(?:h|cc|cpp):\d+: (?:[\w:~]+: )?Assertion `(?P<condition>.*?)` failed[:.]?\s*(?P<text>.*)",
+    re.DOTALL,
+)
 MODEL = "train.onnx"  # what a plan's folder calls its training graph
 
 
@@ -87,9 +93,13 @@ def onnx_transforming(model: onnx.ModelProto, what: str, fix: str) -> Iterator[N
     except PartcError:
         raise
     except Exception as error:
-        raise UnsupportedModel(
-            f"{what}: {str(error).strip() or type(error).__name__}", at="ONNX", fix=fix
-        ) from error
+        raise UnsupportedModel(f"{what}: {_reason(error)}", at="ONNX", fix=fix) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return an exception's text without the place in ONNX's sources at which an assertion failed."""
+    text = _ASSERTION.sub(lambda match: match["text"] or f"not {match['condition']}", str(error).strip())
+    return text or type(error).__name__
 
 
 # ---------------------------------------------------------------- checks

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import onnx
-from onnx import helper, inliner, version_converter
+from onnx import helper, inliner
 
 from partc.compiler.differentiation.expansions.table import EXPANSIONS
 from partc.compiler.differentiation.forward.control_flow import unroll_control_flow
@@ -30,6 +30,7 @@ from partc.compiler.differentiation.tensor_types import (
     value_info,
     without_initializers,
 )
+from partc.compiler.model_files.convert_opset import convert_opset
 from partc.compiler.model_files.model_file import onnx_transforming
 from partc.passes.graph.training_graph import IR_VERSION
 from partc.runtime.errors import UnsupportedModel
@@ -119,9 +120,11 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     # ONNX's converter leaves a scale per group as it is, where our opset wants one per channel.
     expand_ops(model, {"GroupNormalization"}, version)
     with onnx_transforming(
-        model, f"ONNX cannot bring opset {version} to {OPSET}", fix=f"export the model with opset {OPSET}"
+        model,
+        f"ONNX cannot bring opset {version} to {OPSET}",
+        fix=f"export the model with opset {OPSET}, or the highest that its exporter writes",
     ):
-        converted = version_converter.convert_version(model, OPSET)
+        converted = convert_opset(model, version, OPSET)
     if version < UNROLLABLE:
         unroll_control_flow(converted, OPSET)
         _unpack_sequences(converted)

@@ -17,6 +17,7 @@ from partc.compiler.differentiation.tensor_types import infer_types, small_const
 from partc.compiler.importing.ort_training.attach_forward import attach_forward
 from partc.compiler.importing.ort_training.forward_ops import FORWARD_OPS, STANDARD_OPS
 from partc.compiler.importing.ort_training.gradient_ops import GRADIENT_OPS
+from partc.compiler.model_files.convert_opset import convert_opset
 from partc.runtime.errors import UnsupportedModel
 
 MICROSOFT = "com.microsoft"
@@ -58,7 +59,7 @@ def convert_standard_ops(model: onnx.ModelProto, opset: int, at: str) -> onnx.Mo
     """
     if _version(model) < opset:
         try:
-            model = onnx.version_converter.convert_version(model, opset)
+            model = convert_opset(model, _version(model), opset)
         except (RuntimeError, onnx.version_converter.ConvertError, *UNINFERABLE) as error:
             raise UnsupportedModel(
                 f"the training model cannot be converted to opset {opset}: {error}",

@@ -1,0 +1,66 @@
+"""Convert a model to a newer opset by ONNX's converter, and repair what that does to BatchNormalization.
+
+before 14   y, mean, var, saved_mean, saved_var = BatchNormalization (..)    several outputs: it trains
+from 14     y, mean, var = BatchNormalization <training_mode = 1> (..)       an attribute tells
+
+The converter refuses saved outputs, read or not, and forgets to set the attribute: the layer would then
+normalise by its running statistics. PyTorch's TorchScript exporter writes such layers up to opset 13.
+"""
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import helper
+
+from partc.runtime.errors import UnsupportedModel
+
+MODE_OPSET = 14  # the first whose BatchNormalization has a training_mode
+FIRST_SAVED = 3  # of the outputs: what a backward pass would reuse
+
+
+def convert_opset(model: onnx.ModelProto, version: int, target: int) -> onnx.ModelProto:
+    """Return a model of opset `version` in `target`. Raises UnsupportedModel, and what ONNX raises."""
+    training = _training_normalizations(model.graph) if version < MODE_OPSET else []
+    if not training:
+        return onnx.version_converter.convert_version(model, target)
+    read_names = set(_read_names(model.graph))
+    trimmed = onnx.ModelProto()
+    trimmed.CopyFrom(model)
+    for node in _training_normalizations(trimmed.graph):
+        if saved := sorted(read_names.intersection(node.output[FIRST_SAVED:])):
+            raise UnsupportedModel(
+                f"its saved statistics {saved[0]!r} are read, which opset {MODE_OPSET} knows no more",
+                at=f"node {node.name or node.output[0]!r} (BatchNormalization of opset {version})",
+                fix=f"compute them from the layer's input, or export with opset {MODE_OPSET} or higher",
+            )
+        del node.output[FIRST_SAVED:]
+    converted = onnx.version_converter.convert_version(trimmed, target)
+    results = {node.output[0] for node in training}
+    for node in _nodes_of(converted.graph):
+        if node.op_type == "BatchNormalization" and node.output[0] in results:
+            node.attribute.append(helper.make_attribute("training_mode", 1))
+    return converted
+
+
+def _training_normalizations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    return [
+        node for node in _nodes_of(graph) if node.op_type == "BatchNormalization" and any(node.output[1:])
+    ]
+
+
+def _nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph and its subgraphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes_of(attribute.g)
+
+
+def _read_names(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (value.name for value in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _read_names(attribute.g)
