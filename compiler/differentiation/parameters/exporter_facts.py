@@ -17,7 +17,8 @@ import onnx
 FOLDED_BY_TORCHSCRIPT = "onnx::"  # what a name begins with that no tensor of the module has
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
-UNTIED = "partc.untied"  # an initializer that may share elements with others, which partc could not join
+UNDECIDED = "partc.undecided"  # why nothing tells whether an initializer is a parameter of its own
+_SCOPES = "pkg.torch.onnx.name_scopes"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _OPERATION = "pkg.torch.onnx.fx_node"
 # "p_head_weight: PARAMETER target='head.weight'", one line per input of the exported program
@@ -39,7 +40,7 @@ class ExporterFacts:
     ]  # initializer -> what the operations that read it read, in order
     readers: Mapping[str, frozenset[str]]  # initializer -> the types of the nodes that read it
     detached: frozenset[str]  # tensors that no gradient passes
-    untied: frozenset[str]  # initializers that may share a parameter's elements with others
+    undecided: Mapping[str, str]  # initializer -> why it may be no parameter, or more than one
     lost_detached: Mapping[str, tuple[str, ...]]  # of those that are gone: which nodes' outputs read them
 
     @property
@@ -63,7 +64,7 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
     signature = _entry(graph.metadata_props, _SIGNATURE)
     inputs = _INPUT.findall(signature)
     initializers = {tensor.name for tensor in graph.initializer}
-    kinds, folded, untied = {}, {}, set()
+    kinds, folded, undecided = {}, {}, {}
     for value in graph.value_info:
         if value.name not in initializers:
             continue
@@ -71,8 +72,8 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
             kinds[value.name] = kind
         if sources := _entry(value.metadata_props, FOLDED_FROM):
             folded[value.name] = _names(sources)
-        if _entry(value.metadata_props, UNTIED):
-            untied.add(value.name)
+        if reason := _entry(value.metadata_props, UNDECIDED):
+            undecided[value.name] = reason
     targets = {inner: target for inner, kind, target in inputs if kind == "PARAMETER"}
     operations: dict[str, tuple[str, ...]] = {}
     readers: dict[str, frozenset[str]] = {}
@@ -81,7 +82,7 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
             operations[name] = (*operations.get(name, ()), *tensors_read(node))
             readers[name] = readers.get(name, frozenset()) | {node.op_type}
     detached, merged = _find_detached(graph)
-    return ExporterFacts(kinds, folded, targets, operations, readers, detached, frozenset(untied), merged)
+    return ExporterFacts(kinds, folded, targets, operations, readers, detached, undecided, merged)
 
 
 def is_torchscript(model: onnx.ModelProto, facts: ExporterFacts) -> bool:
@@ -113,18 +114,31 @@ def tensors_read(node: onnx.NodeProto) -> list[str]:
     return _READ.findall(operation_of(node))[1:]
 
 
+def module_of(node: onnx.NodeProto) -> str:
+    """Return the path of the module whose operation a node came from; empty for the outermost."""
+    scopes = _listed(_entry(node.metadata_props, _SCOPES))
+    return scopes[-2] if len(scopes) > 1 else ""
+
+
+def mark_undecided(graph: onnx.GraphProto, name: str, reason: str) -> None:
+    """Note in a folded initializer's value_info why it may be no parameter of its own."""
+    value = next(value for value in graph.value_info if value.name == name)
+    if not _entry(value.metadata_props, UNDECIDED):
+        value.metadata_props.add(key=UNDECIDED, value=reason)
+
+
 def _entry(entries: Iterable[onnx.StringStringEntryProto], key: str) -> str:
     return next((entry.value for entry in entries if entry.key == key), "")
 
 
 def _names(text: str) -> frozenset[str]:
+    return frozenset(_listed(text))
+
+
+def _listed(text: str) -> list[str]:
     """Read the text of a Python list of names; anything else tells nothing."""
     try:
         names = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return frozenset()
-    return (
-        frozenset(names)
-        if isinstance(names, list) and all(isinstance(n, str) for n in names)
-        else frozenset()
-    )
+        return []
+    return names if isinstance(names, list) and all(isinstance(n, str) for n in names) else []

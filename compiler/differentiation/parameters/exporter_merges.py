@@ -24,6 +24,7 @@ from partc.compiler.differentiation.parameters.exporter_facts import (
     is_torchscript,
 )
 from partc.compiler.differentiation.parameters.join_copies import join_copies
+from partc.compiler.differentiation.parameters.merged_views import separate_views
 from partc.compiler.differentiation.parameters.metadata_merges import restore_parameters
 
 _CALL = re.compile(r"_\d+$")  # of a module's later calls: /layer, /layer_1, ...
@@ -45,6 +46,7 @@ def undo_merges(
         _separate_identities(model.graph)
     else:
         restore_parameters(model.graph, facts)
+        separate_views(model.graph, exporter_facts(model), folder)
     return model, join_copies(model.graph, exporter_facts(model), folder)
 
 

@@ -29,6 +29,7 @@ REARRANGING_OPERATIONS = RESHAPING | PERMUTING | COPYING | SLICING - {"embedding
 RECURRENT = frozenset({"GRU", "LSTM", "RNN"})  # their inputs stack the parameters of directions and gates
 SINUSOIDS = "parameters to the exporter, but with a sinusoid's values, as frozen position tables have"
 SHARED = "copies or parts of one parameter, by values that do not tell which: trained, each goes its own way"
+MERGED = "one tensor for parameters, or parts of one, that were equal: trained, they would be tied"
 REARRANGED = "parameters, as the exporter stored them: transposed, reordered or in part"
 
 
@@ -45,8 +46,8 @@ def decide_folded(facts: ExporterFacts, tensor: onnx.TensorProto, folder: Path |
         )
     if values_of(tensor, folder).is_sinusoids:
         return undecided(SINUSOIDS, source)
-    if tensor.name in facts.untied:
-        return undecided(SHARED, source)
+    if tensor.name in facts.undecided:
+        return undecided(facts.undecided[tensor.name], source)
     return trained(REARRANGED, source)
 
 
@@ -78,6 +79,11 @@ def operations_of(facts: ExporterFacts, name: str) -> frozenset[str]:
     sources = facts.folded_from.get(name, frozenset())
     made = sources.difference(facts.parameters_in(sources))
     return frozenset(_operation(tensor) for tensor in (name, *made)) - {""}
+
+
+def is_view_name(name: str) -> bool:
+    """Tell whether the exporter gives this name to what an operation only rearranges."""
+    return _operation(name) in RESHAPING | PERMUTING | SLICING
 
 
 def _operation(name: str) -> str:

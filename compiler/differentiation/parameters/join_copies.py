@@ -23,10 +23,10 @@ from partc.compiler.differentiation.forward.expand_ops import names_in
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.parameters.exporter_facts import (
     FOLDED_BY_TORCHSCRIPT,
-    UNTIED,
     ExporterFacts,
+    mark_undecided,
 )
-from partc.compiler.differentiation.parameters.folded import is_rearranged, operations_of
+from partc.compiler.differentiation.parameters.folded import SHARED, is_rearranged, operations_of
 from partc.compiler.differentiation.parameters.value_patterns import bits_of, values_of
 from partc.compiler.differentiation.parameters.views import PERMUTING, View, find_view
 from partc.compiler.differentiation.tensor_types import FLOATS, element_count
@@ -39,7 +39,7 @@ MIN_TOLD = 4  # elements by which values alone tell a view
 def join_copies(graph: onnx.GraphProto, facts: ExporterFacts, folder: Path | None) -> dict[str, str]:
     """Compute copies in place of storing them: copy -> what it is computed from.
 
-    What is left of a parameter's copies and may share elements is marked UNTIED.
+    What is left of a parameter's copies and may share elements is marked as undecided.
     """
     stored = _Stored(graph, facts, folder)
     views = dict(_torchscript_views(stored)) if facts.is_silent else {}
@@ -47,7 +47,7 @@ def join_copies(graph: onnx.GraphProto, facts: ExporterFacts, folder: Path | Non
         bases, joined = _join(stored, parameter, names)
         views |= joined
         for name in _untied(stored, parameter, bases):
-            _mark(graph, name)
+            mark_undecided(graph, name, SHARED)
     build = NodeBuilder(names_in(graph))
     nodes: list[onnx.NodeProto] = []
     for copy, (base, view) in views.items():
@@ -137,12 +137,6 @@ def _untied(stored: _Stored, parameter: str, bases: Sequence[str]) -> set[str]:
     if parameter in bases:
         return set(bases) - {parameter}
     return {name for pair in combinations(bases, 2) if _may_overlap(stored, *pair) for name in pair}
-
-
-def _mark(graph: onnx.GraphProto, name: str) -> None:
-    value = next(value for value in graph.value_info if value.name == name)
-    if not any(entry.key == UNTIED for entry in value.metadata_props):
-        value.metadata_props.add(key=UNTIED, value="1")
 
 
 # ---------------------------------------------------------------- common elements

@@ -217,7 +217,7 @@ def test_large_parts_have_values_in_common_by_chance(rows: int, are_untied: bool
     marked, _ = undo_merges(model)
 
     entries = [entry for value in marked.graph.value_info for entry in value.metadata_props]
-    assert any(entry.key == "partc.untied" for entry in entries) == are_untied
+    assert any(entry.key == "partc.undecided" for entry in entries) == are_untied
 
 
 @pytest.mark.parametrize("name", VIEWS)
