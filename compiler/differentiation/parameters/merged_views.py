@@ -5,11 +5,11 @@
     operation  mul(%x, %unsqueeze)  mul(%y, %unsqueeze_1)         add(%x, %slice_1)  add(%y, %slice_2)
 
 An operation that read a view which is nowhere now, and whose node reads another's tensor, gets a tensor of
-its own where one parameter of its module is left that the file holds nowhere. Else what was merged is marked,
-for the user to be asked: trained as it is, several would be tied.
+its own where its module has as many parameters that the file holds nowhere as it read such views. Else what
+was merged is marked, for the user to be asked: trained as it is, several would be tied.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,23 +38,42 @@ class _StandIn:
 
 def separate_views(graph: onnx.GraphProto, facts: ExporterFacts, folder: Path | None) -> None:
     """Give views tensors of their own, in place, or mark the one that stands for several."""
-    owned = set(facts.kinds).union(*facts.folded_from.values())
-    missing = [target for target in facts.targets.values() if target not in owned]
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    parameters: dict[str, str] = {}  # view -> the parameter that it is of
-    for found in list(_stand_ins(graph, facts)):
-        if found.view not in parameters:
-            left = [name for name in missing if name.rpartition(".")[0] == module_of(found.node)]
-            if len(left) == 1:
-                missing.remove(left[0])
-                parameters[found.view] = left[0]
-                _store(graph, tensors[found.initializer], found.view, left[0])
-        if found.view in parameters:
-            reads = found.node.input
-            reads[:] = [found.view if name == found.initializer else name for name in reads]
-        elif not values_of(tensors[found.initializer], folder).are_distinct:
+    found = list(_stand_ins(graph, facts))
+    parameters = _parameters_of_views(found, facts)
+    stored: set[str] = set()
+    for at in found:
+        if at.view in parameters:
+            if at.view not in stored:
+                _store(graph, tensors[at.initializer], at.view, parameters[at.view])
+                stored.add(at.view)
+            at.node.input[:] = [at.view if name == at.initializer else name for name in at.node.input]
+        elif not values_of(tensors[at.initializer], folder).are_distinct:
             # Values that differ are equal by copying alone: the view is read twice, and is the same.
-            mark_undecided(graph, found.initializer, MERGED)
+            mark_undecided(graph, at.initializer, MERGED)
+
+
+def _parameters_of_views(found: Sequence[_StandIn], facts: ExporterFacts) -> dict[str, str]:
+    """Return the parameter of each view that is gone, where its module has as many left as such views.
+
+    Which of them is whose does not matter: they are equal.
+    """
+    owned = set(facts.kinds).union(*facts.folded_from.values())
+    missing: dict[str, list[str]] = {}
+    for target in facts.targets.values():
+        if target not in owned:
+            missing.setdefault(target.rpartition(".")[0], []).append(target)
+    views: dict[str, list[str]] = {}
+    for at in found:
+        of_module = views.setdefault(module_of(at.node), [])
+        if at.view not in of_module:
+            of_module.append(at.view)
+    return {
+        view: parameter
+        for module, of_module in views.items()
+        if len(of_module) == len(missing.get(module, ()))
+        for view, parameter in zip(of_module, missing[module], strict=True)
+    }
 
 
 def _stand_ins(graph: onnx.GraphProto, facts: ExporterFacts) -> Iterator[_StandIn]:

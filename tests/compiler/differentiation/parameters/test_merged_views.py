@@ -73,6 +73,21 @@ def test_what_may_be_one_parameter_or_several_is_asked_for(gone: tuple[str, ...]
         after_two_steps(model)
 
 
+def test_a_module_with_two_views_and_two_parameters_has_one_each() -> None:
+    text = TWO_SCALES.replace("y =", "z = Mul (k, unsqueeze) y =").replace("(k, SECOND)", "(z, unsqueeze)")
+    model = as_exported(
+        stored_model(text, {"unsqueeze": ONES[None], "w": W}),
+        parameters=("w",),
+        gone=("p", "q", "r"),
+        folded={"unsqueeze": ("p",)},
+        operations={"h": "%x, %unsqueeze", "z": "%k, %unsqueeze_1", "y": "%z, %unsqueeze_2"},
+    )
+
+    _, after = after_two_steps(model)
+
+    assert after.keys() == {"unsqueeze", "unsqueeze_1", "unsqueeze_2", "w"}
+
+
 def test_equal_parts_of_a_parameter_are_asked_for() -> None:
     model = as_exported(
         stored_model(TWO_BIASES, {"slice_1": ZEROS, "w": W}),
