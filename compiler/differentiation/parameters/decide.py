@@ -94,6 +94,8 @@ def _by_exporter(evidence: _Evidence, tensor: onnx.TensorProto) -> ParameterDeci
         return constant("buffers and constants, as the exporter says")
     if name in facts.folded_from:
         return decide_folded(facts, tensor, evidence.folder)
+    if name in facts.undecided:
+        return undecided(facts.undecided[name])
     return None
 
 

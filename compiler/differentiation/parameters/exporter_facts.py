@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx
+from onnx import helper
 
 FOLDED_BY_TORCHSCRIPT = "onnx::"  # what a name begins with that no tensor of the module has
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -121,8 +122,12 @@ def module_of(node: onnx.NodeProto) -> str:
 
 
 def mark_undecided(graph: onnx.GraphProto, name: str, reason: str) -> None:
-    """Note in a folded initializer's value_info why it may be no parameter of its own."""
-    value = next(value for value in graph.value_info if value.name == name)
+    """Note in an initializer's value_info why it may be no parameter of its own."""
+    value = next((value for value in graph.value_info if value.name == name), None)
+    if value is None:
+        tensor = next(tensor for tensor in graph.initializer if tensor.name == name)
+        value = graph.value_info.add()
+        value.CopyFrom(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
     if not _entry(value.metadata_props, UNDECIDED):
         value.metadata_props.add(key=UNDECIDED, value=reason)
 

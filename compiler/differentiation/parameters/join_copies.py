@@ -7,10 +7,11 @@
 
 torch.onnx.export(dynamo=True) tells from which parameters it folded a tensor; which view it is, values tell
 (views.py). Where they do not, tensors that may share elements are marked: training each would untie them.
-TorchScript's exporter tells nothing: values that mostly differ have to do, beside a parameter by name.
+TorchScript's exporter tells nothing: values that mostly differ have to do, beside a parameter by name. Folded
+tensors that are views of each other are asked for: layers may be copies.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import combinations
@@ -42,7 +43,7 @@ def join_copies(graph: onnx.GraphProto, facts: ExporterFacts, folder: Path | Non
     What is left of a parameter's copies and may share elements is marked as undecided.
     """
     stored = _Stored(graph, facts, folder)
-    views = dict(_torchscript_views(stored)) if facts.is_silent else {}
+    views = _torchscript_views(stored) if facts.is_silent else {}
     for parameter, names in stored.families.items():
         bases, joined = _join(stored, parameter, names)
         views |= joined
@@ -173,36 +174,46 @@ def _runs(values: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------- TorchScript
 
 
-def _torchscript_views(stored: _Stored) -> Iterator[tuple[str, tuple[str, View]]]:
-    """Yield each tensor that TorchScript's exporter folded, beside the parameter of which it is a view."""
-    folded = [name for name in stored.tensors if name.startswith(FOLDED_BY_TORCHSCRIPT)]
-    told = [name for name in folded if _is_told_by_values(stored, name)]
+def _torchscript_views(stored: _Stored) -> _Views:
+    """Return the folded tensors that are views of a named parameter; mark views of each other."""
+    told = [name for name in stored.tensors if _is_told_by_values(stored, name)]
     holding = _holding_first_values(stored, told)
+    views: _Views = {}
     for name in told:
         for source in holding[name]:
-            view = stored.view(source, name)
-            if view is not None:
-                yield name, (source, view)
-                break
+            is_named = not source.startswith(FOLDED_BY_TORCHSCRIPT)
+            view = None if name in views or _are_equal(stored, source, name) else stored.view(source, name)
+            if view is not None and is_named:
+                views[name] = (source, view)
+            elif view is not None:
+                for one in (name, source):
+                    mark_undecided(stored.graph, one, SHARED)
+    return views
+
+
+def _are_equal(stored: _Stored, one: str, other: str) -> bool:
+    """Tell whether tensors are equal as they are: layers that were copied are, and train apart."""
+    values, others = stored.bits(one), stored.bits(other)
+    return values is not None and others is not None and np.array_equal(values, others)
 
 
 def _is_told_by_values(stored: _Stored, name: str) -> bool:
     tensor = stored.tensors[name]
-    if element_count(tensor.dims) < MIN_TOLD:
+    if not name.startswith(FOLDED_BY_TORCHSCRIPT) or element_count(tensor.dims) < MIN_TOLD:
         return False
     return stored.bits(name) is not None and values_of(tensor, stored.folder).are_distinct
 
 
 def _holding_first_values(stored: _Stored, names: Sequence[str]) -> Mapping[str, list[str]]:
-    """Return the parameters that hold each tensor's first value: few are to be searched for a view."""
+    """Return the tensors that hold each one's first value, named ones first: few are to be searched."""
     holding: dict[str, list[str]] = {name: [] for name in names}
     firsts = {name: bits.flat[0] for name in names if (bits := stored.bits(name)) is not None}
-    for source in stored.tensors:
-        values = None if source.startswith(FOLDED_BY_TORCHSCRIPT) or not firsts else stored.bits(source)
+    for source in sorted(stored.tensors, key=lambda name: name.startswith(FOLDED_BY_TORCHSCRIPT)):
+        values = stored.bits(source) if firsts else None
         if values is None:
             continue
         present = set(np.unique(values[np.isin(values, list(firsts.values()))]).tolist())
         for name, first in firsts.items():
-            if int(first) in present:
+            if int(first) in present and source != name:
                 holding[name].append(source)
     return holding

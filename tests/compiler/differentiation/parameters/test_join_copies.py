@@ -220,15 +220,37 @@ def test_large_parts_have_values_in_common_by_chance(rows: int, are_untied: bool
     assert any(entry.key == "partc.undecided" for entry in entries) == are_untied
 
 
+def as_torchscript(model: onnx.ModelProto, *folded: str) -> onnx.ModelProto:
+    """Return the model by the names that TorchScript's exporter gives to what it folds."""
+    model.producer_name = "pytorch"
+    names = {name: f"onnx::Folded_{index}" for index, name in enumerate(folded)}
+    for tensor in model.graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    for node in model.graph.node:
+        node.input[:] = [names.get(read, read) for read in node.input]
+    return model
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_torchscripts_folded_views_of_a_named_parameter_are_computed_from_it(name: str) -> None:
     (copy, value), maker, reader = VIEWS[name]
     body = f"a = MatMul (x, w) {reader}"
-    model = model_of(body, {"w": W, copy: value})
-    model.producer_name = "pytorch"
-    for tensor in model.graph.initializer:
-        tensor.name = tensor.name.replace(copy, "onnx::Folded_7")
-    for node in model.graph.node:
-        node.input[:] = [read.replace(copy, "onnx::Folded_7") for read in node.input]
+    model = as_torchscript(model_of(body, {"w": W, copy: value}), copy)
 
     assert_trains_as(model, as_exported(model_of(f"{maker} {body}", {"w": W}), parameters=("w",)))
+
+
+def test_torchscripts_folded_views_of_each_other_are_asked_for() -> None:
+    body = "a = MatMul (x, t) b = Mul (x, select)"
+    model = as_torchscript(model_of(body, {"t": W.T, "select": W[1]}), "t", "select")
+
+    with pytest.raises(BadUsage, match=r"copies or parts of one parameter.*onnx::Folded_0, onnx::Folded_1"):
+        step_of(model)
+
+
+def test_torchscripts_equal_weights_of_copied_layers_train_apart() -> None:
+    body = "a = MatMul (x, t) c = MatMul (x, u) b = Tanh (c)"
+
+    _, after = after_two_steps(as_torchscript(model_of(body, {"t": W, "u": W}), "t", "u"))
+
+    assert after.keys() == {"onnx::Folded_0", "onnx::Folded_1"}
