@@ -126,8 +126,8 @@ def decide_by_wish(node: NodeFacts, wish: Wish, ranks: int, widens: bool = True)
         rule_and_factor[0].may_split(rule_and_factor[1], ranks, widens)
         or rule_and_factor[0].may_split_unevenly(rule_and_factor[1], ranks, widens)
     ):
-        has_apart = widens and rule.apart is not None
-        rule_and_factor = _asked_factor(rule.apart, wish.operand, wish.split) if has_apart else None
+        apart = rule.apart if widens else None
+        rule_and_factor = None if apart is None else _asked_factor(apart, wish.operand, wish.split)
         if rule_and_factor is None or not rule_and_factor[0].may_reach(rule_and_factor[1], ranks):
             return None
     return split_on(node, *rule_and_factor, ranks)

@@ -180,8 +180,9 @@ def line_work(analysis: Analysis, places: Places, count: int, parts: TensorParts
     when_of: dict[str, When] = {node.name: "behind" for node in _unawaited(analysis, places)}
     when_of |= {node.name: "ahead" for node in forward_nodes(analysis.training, analysis.main)}
     gradients, updates = _gradient_bytes(analysis), _update_bytes(analysis)
-    nodes = tuple(_count_work(analysis, places, when_of, parts and parts.nodes))
-    at_places = partial(_at_places, places=places, count=count, shared=parts and parts.variables)
+    nodes = tuple(_count_work(analysis, places, when_of, None if parts is None else parts.nodes))
+    shared = None if parts is None else parts.variables
+    at_places = partial(_at_places, places=places, count=count, shared=shared)
     return LineWork(nodes, at_places(gradients), at_places(updates), when_of)
 
 
