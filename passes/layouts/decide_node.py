@@ -365,6 +365,7 @@ def _owners_of(graph: LaidOutGraph, node: gs.Node, layouts: Sequence[Layout]) ->
 def _decide_replica_op(graph: LaidOutGraph, node: gs.Node, layout: Layout) -> Decision:
     """Average, Sum and Stack take what each replica has of its own; Stack, what all have alike, of each."""
     stacks = node.op == average_replicas.STACK
+    uneven = {(factor.axis, factor.outer) for factor in layout.uneven()}
 
     def result(axis: int, placement: Placement) -> Placement:
         if isinstance(placement, PerReplica):
@@ -373,7 +374,8 @@ def _decide_replica_op(graph: LaidOutGraph, node: gs.Node, layout: Layout) -> De
             return Split(0)
         if not (stacks and isinstance(placement, Split) and placement.axis == 0):
             return placement
-        is_apart = placement.outer > 1 or placement.uneven  # among the blocks of all replicas
+        # Among the blocks of all replicas: a factor as a whole, also along axes that cut it evenly.
+        is_apart = placement.outer > 1 or (placement.axis, placement.outer) in uneven
         return replace(placement, outer=placement.outer * graph.replicas) if is_apart else placement
 
     axes = [

@@ -3,6 +3,7 @@
 from itertools import product
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from partc.compiler.differentiation.build import build_training_graph
@@ -34,6 +35,21 @@ step (double[10,4] x, double[4,3] W) => (double loss, double[4,3] W_next)
     loss = ReduceSum <keepdims = 0> (picked)
     part = Mul (W, picked)
     W_next = Sub (W, part)
+}
+"""
+
+# Rows of a table by words of several places, whose gradients replicas lay one behind the other.
+WORDS = """
+step (int64[6,5] ids, double[11,4] E) => (double loss, double[11,4] E_next)
+<int64[2] flat = {-1, 4}, int64[2] column = {-1, 1}, int64[2] table = {11, 4}> {
+    rows = Gather (E, ids)
+    t = Tanh (rows)
+    loss = ReduceSum <keepdims = 0> (t)
+    slices = Reshape (t, flat)
+    places = Reshape (ids, column)
+    nothing = ConstantOfShape <value = double[1] {0}> (table)
+    dE = ScatterND <reduction = "add"> (nothing, places, slices)
+    E_next = Sub (E, dE)
 }
 """
 
@@ -168,6 +184,18 @@ def test_axes_of_which_only_all_together_make_parts_that_differ(tmp_path: Path) 
         if piece.variable == weight and piece.box
     ]
     assert rows == [(0, 2), (2, 3), (3, 5), (5, 6)]
+
+
+def test_slices_of_replicas_whose_parts_differ_by_two_axes_together(tmp_path: Path) -> None:
+    training = import_text(WORDS, sample_axes={"ids": 0})
+    tanh = next(node.name for node in training.graph.nodes if node.op == "Tanh")
+    strategy = msgspec.structs.replace(
+        meshed({}, OpConfig(tanh, {"out:0": "tensor"}), data=2), batch="per-replica", microbatches=2
+    )
+
+    plan = check(training, "2x2", strategy, "per-replica", tmp_path)
+
+    assert (plan.replicas, plan.microbatches) == (2, 2)
 
 
 def columns_of(plan: Plan, variable: str) -> list[tuple[int, int]]:
