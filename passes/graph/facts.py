@@ -379,12 +379,19 @@ def _run(
 
 
 def _replace_by_constants(model: onnx.ModelProto, constants: Mapping[str, np.ndarray]) -> None:
+    """Write values for the nodes that make them.
+
+    What is declared of them goes: inference takes a declared type without a shape for all that is known.
+    """
     others = [
         n for n in model.graph.node if not (n.output[0] in constants and set(n.output) <= set(constants))
     ]
     del model.graph.node[:]
     model.graph.node.extend(others)
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    declared = [value for value in model.graph.value_info if value.name not in constants]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(declared)
 
 
 def _check_all_known(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:

@@ -11,6 +11,7 @@ from partc.compiler.differentiation.parameters.choose_parameters import Paramete
 from partc.compiler.differentiation.updates.optimizers import Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.passes.graph.expand_normalised import can_expand, expand
 from partc.passes.graph.facts import infer_facts
 from tests.builders.graphs.foreign_steps import parse
@@ -62,6 +63,39 @@ def test_a_sample_axis_is_normalised_in_parts(op: str, tmp_path: Path) -> None:
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 3, high=8))
     gathers = ("all_gather", "gather_rows", "all_gather_rows", "all_to_all_rows")
     assert not [label for kind in gathers for label in compiled.started(kind)]
+
+
+# Each sample's own pair is its class: the labels are constants of the graph, 7 .. 0.
+PAIRS = """
+forward (double[8,6] x, double[8,6] z) => (double loss)
+<double[6,5] W, double[6,5] V, int64[1] last = {1}> {
+    labels = Constant <value = int64[8] {7, 6, 5, 4, 3, 2, 1, 0}> ()
+    h = MatMul (x, W)
+    g = MatMul (z, V)
+    gt = Transpose <perm = [1, 0]> (g)
+    scores = MatMul (h, gt)
+    logs = LogSoftmax <axis = 1> (scores)
+    column = Unsqueeze (labels, last)
+    picked = GatherElements <axis = 1> (logs, column)
+    mean = ReduceMean <keepdims = 0> (picked)
+    loss = Neg (mean)
+}
+"""
+
+
+def test_scores_are_divided_along_classes_that_constants_name(tmp_path: Path) -> None:
+    model = parse(PAIRS)
+    rng = np.random.default_rng(0)
+    for name in ("W", "V"):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=(6, 5)), name))
+    training = import_training_graph(build_training_graph(model, loss="loss", optimizer=Momentum(0.1)))
+    scores = next(node.name for node in training.graph.nodes if node.outputs[0].name == "scores")
+    split = OpConfig(scores, {"out:1": "tensor"})
+    strategy = Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh={"data": 1, "tensor": 2}, ops=(split,))
+
+    compiled = compile_step(training, tmp_path / "out", "1x2", strategy, "global")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 3))
 
 
 BATCHES = """
