@@ -93,6 +93,7 @@ class Fold:
         self.shape = lowering.local_sizes(tensor, layout)
         sizes = lowering.facts.shape(tensor)
         self.numbers = [lowering.local_number(layout, axis, size) for axis, size in enumerate(sizes)]
+        self.fixed = [lowering.facts.fixed_size(tensor, axis) is not None for axis in range(len(sizes))]
         self.axis = split.axis
         self.blocks = local_blocks(lowering, layout, split)
         self.outer = lowering.largest(layout.site, self.blocks)
@@ -113,15 +114,21 @@ class Fold:
         return self.out.emit("Transpose", [tensor], f"{name}.front", tensor.dtype, self.site, perm=self.order)
 
     def front_shape(self, split: Split | None, parts: int) -> tuple[int | None, ...]:
-        """Return the shape with the factor in front, or of one of the parts into which it is split."""
-        apart: list[int | None] = [n if isinstance(n, int) else None for n in self.numbers]
-        inner = self.shape[self.axis] // self.outer
-        apart[self.axis : self.axis + 1] = [self.blocks if isinstance(self.blocks, int) else None, inner]
-        if self.outer == 1:
-            del apart[self.axis]
+        """Return the shape with the factor in front, or of one of the parts into which it is split.
+
+        None where it follows the data or the rank.
+        """
+        apart = [
+            n if isinstance(n, int) and fixed else None
+            for n, fixed in zip(self.numbers, self.fixed, strict=True)
+        ]
+        inner, is_fixed = self.shape[self.axis] // self.outer, self.fixed[self.axis]
+        blocks = self.blocks if isinstance(self.blocks, int) and is_fixed else None
+        apart[self.axis : self.axis + 1] = [inner] if self.outer == 1 else [blocks, inner]
         _, *rest = [apart[axis] for axis in self.order]
         varies = isinstance(self.numbers[self.axis], PartNumber) and isinstance(self.blocks, int)
-        return (None if varies or (split is not None and split.uneven) else inner // parts, *rest)
+        is_same = is_fixed and not varies and not (split is not None and split.uneven)
+        return (inner // parts if is_same else None, *rest)
 
     def back(self, tensor: gs.Tensor, name: str) -> gs.Tensor:
         """Bring the factor, or a part of it, from the front to its place."""

@@ -213,9 +213,8 @@ def _all_gather(lowering: Lowering, tensor: str, transfer: Transfer) -> gs.Tenso
     front = fold.to_front(piece)
     nbytes[front.name] = nbytes[piece.name]
     gathered = gs.Variable(f"{fold.tensor}.gathered", dtype=front.dtype)
-    if is_fixed or source.uneven():
-        lowering.out.shapes[front.name] = fold.front_shape(split, graph.meshes.size(target.site, axis))
-        lowering.out.shapes[gathered.name] = fold.front_shape(None, 1)
+    lowering.out.shapes[front.name] = fold.front_shape(split, graph.meshes.size(target.site, axis))
+    lowering.out.shapes[gathered.name] = fold.front_shape(None, 1)
     gather(lowering, front, gathered, target.site, axis)
     return fold.back(gathered, lowering.value_name(tensor, target))
 

@@ -252,8 +252,8 @@ class ProgramMaker:
             if message.bucket is None:
                 for index, tensor in enumerate(node.outputs):
                     self.writer.dtypes[tensor.name] = np.dtype(tensor.dtype)
-                    shape = row_shape(node, index, self.writer.shapes)
-                    self.writer.shapes.setdefault(tensor.name, shape)
+                    if (shape := row_shape(node, index, self.writer.shapes)) is not None:
+                        self.writer.shapes.setdefault(tensor.name, shape)
         levels = [
             self._of_microbatch(level, message.bucket, microbatch)
             for level in levels_of(message, self.topology, self.lowered, microbatch or 0)

@@ -166,10 +166,13 @@ def adds_in_place(node: onnx.NodeProto) -> bool:
     return node.op_type == "ScatterND" and any(a.name == "reduction" for a in node.attribute)
 
 
-def row_shape(node: gs.Node, index: int, shapes: Mapping[str, PartialShape]) -> PartialShape:
-    """Return the shape of a row communication's result: as its value's, any number of rows."""
+def row_shape(node: gs.Node, index: int, shapes: Mapping[str, PartialShape]) -> PartialShape | None:
+    """Return the shape of a row communication's result: as its value's, any number of rows.
+
+    None where not even the value's rank is known.
+    """
     assert is_communication(node)
     if index >= node.attrs["values"]:
         return (None,)  # counts
-    operand = shapes.get(node.inputs[index].name, (None,))
-    return (None, *operand[1:])
+    operand = shapes.get(node.inputs[index].name)
+    return None if operand is None else (None, *operand[1:])

@@ -11,6 +11,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy
 from partc.passes.graph.facts import UNKNOWN, infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
@@ -32,6 +33,13 @@ POSITIONS = """(float[4,3,2] x, int64[1] n, float[6,2] a, float[2,2] b) => (floa
     places = Constant <value = int64[1,6] {0,1,2,3,4,5}> () p = Slice (places, zero, n, axis)
     e = Gather (a, p) h = MatMul (x, b) y = Add (h, e) k = Tanh (y) loss = ReduceMean <keepdims = 0> (k) }"""
 
+# As many samples count as the data says, and their gradient is divided along its columns.
+COUNTED = """(double[6,4] x, double[6] m, double[6,4] a, double[6] b) => (double loss) {
+    h = Gemm <transB = 1> (x, a, b) nought = Constant <value = double {0}> () counts = Greater (m, nought)
+    found = NonZero (counts) column = Transpose <perm = [1,0]> (found) k = GatherND (h, column)
+    two = Constant <value = double {2}> () square = Pow (k, two)
+    loss = ReduceMean <keepdims = 0> (square) }"""
+
 
 def step_of(text: str) -> TrainingGraph:
     model = with_parameters(HEADER + text, names="ab")
@@ -52,6 +60,19 @@ def test_a_recurrent_layer_with_a_symbolic_batch(batch: str, tmp_path: Path) -> 
 def test_rows_whose_number_only_the_data_says(rows: int, batch: str, tmp_path: Path) -> None:
     compiled = compile_step(step_of(POSITIONS), tmp_path, batch=batch)
     batches = [{**feeds, "n": np.array([rows])} for feeds in random_batches(compiled.plan, 3)]
+
+    assert_trains_as_one_device(compiled, batches)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_columns_of_rows_whose_number_only_the_data_says_are_gathered(rows: int, tmp_path: Path) -> None:
+    mesh = {"data": 2, "tensor": 2, "sequence": 2}
+    kept = {"b": {"data": AxisSplit(0), "tensor": AxisSplit(0)}}
+    split = OpConfig("Pow:square/gradient/Mul_1", {"out:1": "sequence"})
+    strategy = Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh=mesh, variables=kept, ops=(split,))
+    compiled = compile_step(step_of(COUNTED), tmp_path / "out", "2x4", strategy, "global")
+    counted = np.where(np.arange(6) < rows, 1.0, -1.0)
+    batches = [{**feeds, "m": counted} for feeds in random_batches(compiled.plan, 3)]
 
     assert_trains_as_one_device(compiled, batches)
 
