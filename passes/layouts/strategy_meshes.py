@@ -18,6 +18,7 @@ from partc.runtime.errors import BadStrategy
 
 BATCH = "batch"  # the dimension of samples, always along the first axis
 FIRST_AXIS = "data"
+MOST_AXES = 32  # of a grid of ranks, which numpy is to hold as an array
 
 
 def meshes_of(strategy: Strategy, workers: Sequence[str]) -> Meshes:
@@ -27,6 +28,7 @@ def meshes_of(strategy: Strategy, workers: Sequence[str]) -> Meshes:
     """
     meshes: list[Mesh] = []
     names = _axis_names(strategy)
+    _check_number_of_axes(strategy, names)
     _check_fills(strategy, workers)
     if strategy.mesh:
         axes = [(name, strategy.mesh.get(name, 1)) for name in names]
@@ -121,6 +123,15 @@ def _axis_names(strategy: Strategy) -> list[str]:
     own = [_split(config) for config in strategy.ops if config.devices]
     most = max((sum(len(str(parts).split("*")) for parts in split.values()) for split in own), default=0)
     return [*names, *(f"axis{number}" for number in range(len(names), most + 1))]
+
+
+def _check_number_of_axes(strategy: Strategy, names: Sequence[str]) -> None:
+    if len(names) <= MOST_AXES:
+        return
+    at, fix = "mesh", f"name {MOST_AXES} axes at most: leave out those of size 1"
+    if len(strategy.mesh) <= MOST_AXES:
+        at, fix = "ops: split", f"split {MOST_AXES - 1} dimensions at most: leave out those of 1 part"
+    raise BadStrategy(f"a mesh of {len(names)} axes", at=at, fix=fix)
 
 
 def _stages(axes: tuple[tuple[str, int], ...], stages: int, places: Sequence[int]) -> list[Mesh]:

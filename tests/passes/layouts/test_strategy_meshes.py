@@ -80,6 +80,22 @@ def test_what_makes_no_mesh_is_refused(config: OpConfig, what: str, at: str, fix
     assert what in refusal.value.what and at in refusal.value.at and fix in refusal.value.fix
 
 
+@pytest.mark.parametrize(
+    ("ops", "mesh", "at"),
+    [
+        ((), {"data": 4} | {f"axis{number}": 1 for number in range(70)}, "mesh"),
+        ((OpConfig("conv", {f"out:{n}": 1 for n in range(70)}, devices=("a/0",)),), {}, "ops: split"),
+    ],
+)
+def test_more_axes_than_an_array_has_are_refused(
+    ops: tuple[OpConfig, ...], mesh: dict[str, int], at: str
+) -> None:
+    with pytest.raises(BadStrategy, match=r"leave out those of") as refusal:
+        meshes_of(strategy(*ops, mesh=mesh), WORKERS)
+
+    assert refusal.value.at == at
+
+
 def test_a_micro_batch_is_the_same_samples_where_these_are_divided_alike() -> None:
     grid = (("data", 2), ("tensor", 2), ("microbatch", 2))
     meshes = Meshes((Mesh("a", grid, (0, 1, 2, 3)), Mesh("b", grid, (3, 2, 1, 0))))
