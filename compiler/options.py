@@ -197,10 +197,14 @@ class Options:
         return self.batch
 
     def chosen_aggregation(self) -> Aggregation:
-        """Return how gradients become one, of which a user's own strategy may tell."""
+        """Return how gradients become one, of which a user's own strategy may tell. None is fetched twice."""
         default = self.strategy.aggregation if isinstance(self.strategy, Strategy) else Aggregation()
         chosen = default if self.aggregation is None else self.aggregation
-        return msgspec.structs.replace(chosen, replica_outputs=True) if self.replica_outputs else chosen
+        return msgspec.structs.replace(
+            chosen,
+            fetched=tuple(dict.fromkeys(chosen.fetched)),
+            replica_outputs=chosen.replica_outputs or self.replica_outputs,
+        )
 
     def chosen_recompute_bytes(self) -> int | None:
         """Return the most bytes of values at once, of which a user's own strategy may tell."""

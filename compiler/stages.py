@@ -132,9 +132,11 @@ def average_over_replicas(compilation: Compilation) -> None:
 
 
 def add_gradient_outputs(compilation: Compilation) -> None:
-    """Make the gradients that the user wants to see outputs of the step."""
-    fetched = compilation.options.chosen_aggregation().fetched
-    compilation.training = fetch_gradients(compilation.training, fetched)
+    """Make the gradients that the user wants to see outputs of the step. Raises BadUsage, BadStrategy."""
+    options = compilation.options
+    fetched = options.chosen_aggregation().fetched
+    in_file = isinstance(options.strategy, Strategy) and options.aggregation is None
+    compilation.training = fetch_gradients(compilation.training, fetched, in_file=in_file)
 
 
 def infer_tensors(compilation: Compilation) -> None:

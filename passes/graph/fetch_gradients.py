@@ -19,17 +19,21 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS, sum_rows_function
 from partc.passes.rules.sharding_rules import is_sum_rows
-from partc.runtime.errors import BadUsage, some_of
-
-AT = "--fetch-gradients"
+from partc.runtime.errors import BadStrategy, BadUsage, some_of
 
 
-def fetch_gradients(training: TrainingGraph, parameters: Sequence[str]) -> TrainingGraph:
-    """Return the graph with the aggregated gradients of `parameters` as further outputs. Raises BadUsage."""
+def fetch_gradients(
+    training: TrainingGraph, parameters: Sequence[str], *, in_file: bool = False
+) -> TrainingGraph:
+    """Return the graph with the aggregated gradients of `parameters`, each once, as further outputs.
+
+    `in_file`: a strategy file names them. Raises BadUsage for others, of a file BadStrategy.
+    """
     if unknown := sorted(set(parameters) - training.gradients.keys()):
-        raise BadUsage(
+        refusal = BadStrategy if in_file else BadUsage
+        raise refusal(
             f"{unknown[0]!r} has no gradient",
-            at=AT,
+            at="aggregation: fetched" if in_file else "--fetch-gradients",
             fix=f"name parameters among {some_of(sorted(training.gradients))}",
         )
     if not parameters:

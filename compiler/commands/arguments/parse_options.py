@@ -145,7 +145,7 @@ def parse_learning_rate(text: str) -> float | Literal["fed"]:
 
 def choose_aggregation(sum_dense: bool, sum_sparse: bool, fetched: str) -> Aggregation | None:
     """Return how gradients become one; None where nothing was asked: as the strategy says."""
-    names = tuple(dict.fromkeys(filter(None, (name.strip() for name in fetched.split(",")))))
+    names = tuple(filter(None, (name.strip() for name in fetched.split(","))))
     if not (sum_dense or sum_sparse or names):
         return None
     return Aggregation(not sum_dense, not sum_sparse, names)

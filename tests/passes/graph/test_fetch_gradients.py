@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partc.runtime.errors import BadUsage
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, Strategy
+from partc.runtime.errors import BadStrategy, BadUsage
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.plan.program import Aggregation
 from tests.builders.plans.compiled_steps import (
@@ -81,3 +82,24 @@ def test_workers_read_what_owners_summed_and_do_not_sum_again(tmp_path: Path) ->
 def test_a_gradient_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match="name parameters among"):
         compile_step(imported("mlp, sgd"), tmp_path / "out", aggregation=Aggregation(fetched=("nobody",)))
+
+
+def test_a_strategy_file_may_name_a_gradient_twice(tmp_path: Path) -> None:
+    training = imported("mlp, sgd")
+    name = next(iter(training.gradients))
+
+    done = compile_step(training, tmp_path / "out", strategy=fetched_by_file(name, name))
+
+    assert [output.name for output in done.plan.outputs].count(f"{name}.aggregated") == 1
+    assert_trains_as_one_device(done, random_batches(done.plan, 2))
+
+
+def test_a_gradient_that_a_strategy_file_names_and_is_not_there_is_refused_there(tmp_path: Path) -> None:
+    with pytest.raises(BadStrategy, match="name parameters among") as refusal:
+        compile_step(imported("mlp, sgd"), tmp_path / "out", strategy=fetched_by_file("nobody"))
+
+    assert refusal.value.at == "aggregation: fetched"
+
+
+def fetched_by_file(*names: str) -> Strategy:
+    return Strategy(MESH_STRATEGY_FORMAT, "per-replica", {}, aggregation=Aggregation(fetched=names))
