@@ -14,6 +14,8 @@ MOST = 1e16
 LONGEST_S = 3600.0
 _RANKS_OWN = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_PROCID", "PARTC_PULSE", "PARTC_ENTERED")
 MOST_THREADS = 1 << 16
+MOST_FLOPS_PER_S = 1e18
+LEAST_CORES = 1e-3  # what Kubernetes and cgroups count quotas in
 
 Named = list[tuple[str, str]]  # (name, where it is given)
 
@@ -48,6 +50,12 @@ def _check_host(host: Host, at: str) -> None:
     _check_positive(host.memory_bytes_per_s, f"{at}: memory_bytes_per_s", "such as 25e9")
     if host.memory_bytes_per_s < 1:
         raise BadCluster("a memory slower than 1 byte/s", at=f"{at}: memory_bytes_per_s", fix="write 25e9")
+    if host.cores is not None and not LEAST_CORES <= host.cores <= MOST_THREADS:
+        raise BadCluster(
+            f"{host.cores} cores",
+            at=f"{at}: cores",
+            fix=f"write {LEAST_CORES} to {MOST_THREADS}: what its ranks may use, or leave it out",
+        )
     for i, device in enumerate(host.devices):
         _check_device(device, f"{at}: devices[{i}] ({device.name})")
     _check_gpu_indices(host, at)
@@ -71,6 +79,12 @@ def _check_device(device: Device, at: str) -> None:
     _check_positive(device.threads, f"{at}: threads", "1 or more")
     if device.threads > MOST_THREADS:
         raise BadCluster(f"{device.threads} threads", at=f"{at}: threads", fix="write what the device has")
+    if device.flops_per_s is not None and not 1 <= device.flops_per_s <= MOST_FLOPS_PER_S:
+        raise BadCluster(
+            f"a rate of {device.flops_per_s} operations/s",
+            at=f"{at}: flops_per_s",
+            fix="write what it sustains in products, such as 90e9 for a core, or null for the profile's",
+        )
     if device.index < 0:
         raise BadCluster(f"negative index {device.index}", at=f"{at}: index", fix="count GPUs from 0")
     if device.memory_bytes is not None:

@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,39 @@ def test_mistakes_name_the_key_the_number_and_the_repair(
     assert str(path) in caught.value.at
     assert at in caught.value.at
     assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [
+        ("flops_per_s", 1e-300),
+        ("flops_per_s", 0.5),
+        ("flops_per_s", 1e308),
+        ("cores", 1e-300),
+        ("cores", 1e300),
+        ("memory_bytes_per_s", 1e-300),
+        ("memory_bytes_per_s", 1e300),
+        ("memory_bytes", 2**70),
+        ("bytes_per_s", 1e-300),
+        ("bytes_per_s", 1e300),
+        ("latency_s", 1e300),
+    ],
+)
+def test_numbers_that_no_machine_has_are_refused(tmp_path: Path, key: str, number: float) -> None:
+    cluster: Json = msgspec.json.decode((EXAMPLES / "cluster-2x2.json").read_bytes())
+    described = {
+        "flops_per_s": cluster["hosts"][1]["devices"][0],
+        "bytes_per_s": cluster["links"][0],
+        "latency_s": cluster["links"][0],
+    }
+    described.get(key, cluster["hosts"][1])[key] = number
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(cluster))
+
+    with pytest.raises(BadCluster) as caught:
+        read_cluster(path)
+
+    assert caught.value.at.endswith(f": {key}")
 
 
 def test_a_file_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> None:
