@@ -11,8 +11,11 @@ import hashlib
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,7 +36,7 @@ from partc.runtime.data.draws import integer_rows, normal_rows
 from partc.runtime.data.not_finite import Index
 from partc.runtime.data.sample_files import is_of_samples, open_samples
 from partc.runtime.data.sharded import ShardedSource, is_read_by_shard
-from partc.runtime.errors import BadData, BadUsage, naming
+from partc.runtime.errors import BadData, BadUsage, PartcError, naming
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Plan, Rank
 from partc.runtime.plan.variables import DataInput
@@ -50,6 +53,7 @@ _FUNCTION = (
     "name a module on the Python path, and in it a function without arguments, or of (num_shards, shard_id), "
     "that returns an iterator of batches, each a dict of input name -> array"
 )
+_IMPORTING = ("<", importlib.__file__)  # files of frames between a user's module and who imports it
 
 
 class Shares(Protocol):
@@ -101,7 +105,7 @@ def open_source(
         function = find_function(data)
         arguments, first = choose_arguments(function, first, seed)
         if is_read_by_shard(function):
-            return ShardedSource(plan, partial(function, **arguments), data, first)
+            return ShardedSource(plan, partial(_call_for_shard, data, function, arguments), data, first)
         return FunctionSource(plan, data, partial(function, **arguments), first)
     raise BadData(
         f"data {data!r} is of no known form",
@@ -204,10 +208,11 @@ def find_function(name: str) -> Any:  # whatever the user's module has under tha
     module_name, _, function_name = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
-    try:
-        return getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise _uncallable(name, error) from error
+    with _naming_function(f"{name} cannot be loaded"):
+        function = getattr(importlib.import_module(module_name), function_name)
+    if not callable(function):
+        raise BadData(f"{name} is no function but {function!r:.60}", at="--data", fix=_FUNCTION)
+    return function
 
 
 def choose_arguments(function: Any, start: int, seed: int) -> tuple[dict[str, int], int]:
@@ -220,15 +225,43 @@ def choose_arguments(function: Any, start: int, seed: int) -> tuple[dict[str, in
     return arguments, arguments.get("start", 0)
 
 
-def _call(name: str, function: Callable[[], Any]) -> Any:  # whatever it returns; checked batch by batch
+def _call_for_shard(
+    name: str, function: Callable[..., Any], arguments: Mapping[str, int], num_shards: int, shard_id: int
+) -> Iterator[Any]:
+    return _call(name, partial(function, num_shards, shard_id, **arguments))
+
+
+def _call(name: str, function: Callable[[], Any]) -> Iterator[Any]:  # whatever it yields; checked one by one
+    with _naming_function(f"{name} cannot be called"):
+        batches = iter(function())
+    return _begin(name, batches)
+
+
+def _begin(name: str, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches. A function that yields them itself runs as the first is asked for.
+
+    What fails behind that one may be the machine's fault, and go well another time.
+    """
+    with _naming_function(f"{name} gives no batch"):
+        first = list(islice(batches, 1))
+    yield from first
+    yield from batches
+
+
+@contextmanager
+def _naming_function(what: str) -> Iterator[None]:
+    """Let whatever the user's module or function raises be refused as data, with the line that raised it."""
     try:
-        return iter(function())
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise _uncallable(name, error) from error
-
-
-def _uncallable(name: str, error: Exception) -> BadData:
-    return BadData(f"{name} cannot be called: {error}", at="--data", fix=_FUNCTION)
+        yield
+    except PartcError:
+        raise
+    except Exception as error:
+        behind = traceback.extract_tb(error.__traceback__)[2:]  # this frame, and the one that called
+        frames = [f for f in behind if not f.filename.startswith(_IMPORTING)]
+        at, fix = "--data", _FUNCTION
+        if frames:
+            at, fix = f"--data, {frames[0].filename}:{frames[0].lineno}", "mend what the named line does"
+        raise BadData(f"{what}: {type(error).__name__}: {error}", at=at, fix=fix) from error
 
 
 def _known_shape(plan: Plan, data_input: DataInput) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ _KINDS = ".npz, .npy or .parquet files"
 
 def is_of_samples(data: str) -> bool:
     """Tell whether `--data` names files of samples."""
-    return data.endswith((".npz", ".parquet")) or Path(data).is_dir()
+    return data.endswith((".npz", ".parquet")) or (data != "" and Path(data).is_dir())
 
 
 def open_samples(path: Path, axes: Axes) -> dict[str, Column]:

@@ -79,11 +79,13 @@ class Pulse:
 
 
 def failure_of(error: BaseException, at: str) -> MemberFailure:
-    """Return what a member leaves behind when it stops; `at` is where it was."""
+    """Return what a member leaves behind when it stops; `at` is where it was. The log has what raised it."""
     kind = type(error)
     if not isinstance(error, PartcError):
         traceback.print_exception(error)
         error = _rank_failed(error, at)
+    elif error.__cause__ is not None:
+        traceback.print_exception(error.__cause__)
     is_echo = kind.__module__.startswith("mpi4py")
     what, at, fix = (printable(text) for text in (error.what, error.at, error.fix))  # JSON wants UTF-8
     return MemberFailure(time.time(), type(error).__name__, what, at, fix, is_echo)

@@ -255,7 +255,59 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
         open_source("synthetic", plan)
 
 
-@pytest.mark.parametrize("data", ["nowhere.npz", "nonsense"])
+BROKEN = """
+number = 3
+def raises():
+    raise KeyError("my reader")
+def begins():
+    raise OSError("my disk")
+    yield
+def shard(num_shards, shard_id):
+    raise RuntimeError("my shard")
+def takes(path):
+    return []
+def returns():
+    return 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "what", "at"),
+    [
+        ("number", "failing_data:number is no function but 3", "--data"),
+        ("raises", "KeyError: 'my reader'", "failing_data.py:4"),
+        ("begins", "failing_data:begins gives no batch: OSError: my disk", "failing_data.py:6"),
+        ("shard", "RuntimeError: my shard", "failing_data.py:9"),
+        ("takes", "missing 1 required positional argument: 'path'", "--data"),
+        ("returns", "'int' object is not iterable", "--data"),
+    ],
+)
+def test_a_function_that_fails_is_named_with_its_own_error(
+    function: str, what: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_data.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = two_replicas()
+
+    with pytest.raises(BadData) as refusal:
+        open_source(f"failing_data:{function}", plan).share(plan.ranks[0], 0)
+
+    assert what in refusal.value.what
+    assert refusal.value.at.endswith(at)
+
+
+@pytest.mark.parametrize("text", ["def batches(:", "raise OSError('no licence')"])
+def test_a_module_that_cannot_be_imported_is_refused(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_module.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(BadData, match=r"broken_module:batches cannot be loaded: (SyntaxError|OSError)"):
+        open_source("broken_module:batches", two_replicas())
+
+
+@pytest.mark.parametrize("data", ["nowhere.npz", "nonsense", ""])
 def test_data_that_is_not_there_is_refused(data: str) -> None:
     with pytest.raises(BadData, match="fix: "):
         open_source(data, two_replicas())

@@ -162,7 +162,7 @@ def test_what_goes_wrong_in_a_daemon_comes_back(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     folder = linear_all_reduce(tmp_path / "out", 2)
 
-    with pytest.raises(RankFailed, match=r"RuntimeError: no connection\n  at:  rank [01], while loading"):
+    with pytest.raises(BadData, match=r"RuntimeError: no connection\n  at:  --data, .*odd_batches.py:2\n"):
         Runner(folder).train("odd_batches:fail", 2)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from partc.runtime.engines.rank_command import KEEPER
-from partc.runtime.errors import Cause
+from partc.runtime.errors import BadData, Cause
 from partc.runtime.supervision.janitor import lost_keepers
+from partc.runtime.supervision.pulse import failure_of
 from partc.runtime.supervision.supervisor import Supervisor
 from tests.checks.job_processes import is_alive
 
@@ -121,6 +122,16 @@ def test_an_error_is_told_by_who_meets_it_and_needs_no_disk(keep: Callable[..., 
     failure = kept.supervisor.roster.ended()["one"].failure
     assert failure is not None
     assert (failure.kind, failure.at, failure.fix) == ("BadData", "x[3]", "mend it")
+
+
+def test_what_raised_a_refusal_is_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = BadData("no batch", at="--data", fix="mend it")
+    refusal.__cause__ = KeyError("my reader")
+
+    failure = failure_of(refusal, "rank 0")
+
+    assert (failure.kind, failure.what) == ("BadData", "no batch")
+    assert "KeyError: 'my reader'" in capsys.readouterr().err
 
 
 def test_a_module_that_cannot_be_loaded_says_so(keep: Callable[..., Kept]) -> None:
