@@ -54,6 +54,7 @@ from partc.runtime.errors import (
     BadUsage,
     DoesNotFit,
     NoPlacement,
+    OverLimit,
     UnsupportedModel,
     naming,
 )
@@ -264,11 +265,25 @@ def _naming_files(train: Train, cluster: str | Path | Cluster, options: Options)
     """Let every refusal name the file that it is about."""
     of_strategy = () if options.strategy in get_args(Mode) else (BadStrategy,)
     with (
+        _naming_limit(options),
         naming(train, *ABOUT_THE_MODEL),
         naming(cluster, BadCluster, NoPlacement),
         naming(options.strategy, *of_strategy),
     ):
         yield
+
+
+@contextmanager
+def _naming_limit(options: Options) -> Iterator[None]:
+    """Let a refusal of a limit say where it was given: as an option, or in the strategy's file."""
+    try:
+        yield
+    except OverLimit as error:
+        limit, file = options.recompute_bytes, options.strategy
+        at = "recompute_bytes" if limit is None else f"--recompute {limit}"
+        if limit is None and isinstance(file, str | Path):
+            at = f"{file}: {at}"
+        raise OverLimit(error.what, at=at, fix=error.fix) from error
 
 
 @contextmanager

@@ -12,7 +12,8 @@ PartcError                  root: catch this one
 │  ├─ BadData               the training data
 │  └─ BadCheckpoint         a checkpoint is damaged, or of another model
 ├─ NoPlacement              the solver proved that nothing fits
-│  └─ DoesNotFit            a device, or a host, has too little memory
+│  ├─ DoesNotFit            a device, or a host, has too little memory
+│  └─ OverLimit             a step keeps more than the user allows
 ├─ HostLacks                a host has not what a job needs
 ├─ NotSaved                 a checkpoint could not be written
 ├─ Diverged                 training met a NaN or an infinity
@@ -102,6 +103,10 @@ class BadCheckpoint(InputError):
 
 class NoPlacement(PartcError):
     """The solver proved that no placement satisfies the constraints."""
+
+
+class OverLimit(NoPlacement):
+    """A step's values take more memory than the user allows, whatever is computed again."""
 
 
 class DoesNotFit(NoPlacement):

@@ -78,6 +78,7 @@ def compile_command(
     decisions_only: arguments.DecisionsOnly = False,
 ) -> None:
     """Spread a training step over a cluster: segments, plan, report."""
+    partitioner = Partitioner(min_partitions, search_partitions or "off")
     options = Options(
         strategy=strategy,
         search=SearchOptions(parse_seconds(budget, "--budget"), seed, method, proposals, together),
@@ -86,7 +87,7 @@ def compile_command(
         sizes=parse_sizes(size),
         options=graph_options(state, sample_axis, loss, initial),
         sample=sample_of(sample_data, sample_steps),
-        partitions=Partitioner(min_partitions, search_partitions) if search_partitions else None,
+        partitions=partitioner if search_partitions else None,
         without=parse_mechanisms(without),
         asynchronous=asynchronous,
         aggregation=choose_aggregation(sum_dense, sum_sparse, fetch_gradients),

@@ -9,6 +9,7 @@ import msgspec
 
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.cluster.machines import Device, Host, Link
+from partc.runtime.errors import BadCluster
 
 
 def with_link_rates(cluster: Cluster, factor: float) -> Cluster:
@@ -69,6 +70,12 @@ def with_hosts(cluster: Cluster, count: int) -> Cluster:
     inner = _inner_switches(cluster, last)
     own = (*_names(last), *inner)
     direct = _direct_link(cluster, own)
+    if count > len(cluster.hosts) and not any(_leaves(link, own) for link in cluster.links):
+        raise BadCluster(
+            f"no link that leads out of {last.name!r}, for another host to be linked alike",
+            at="links",
+            fix="name a switch, and link the host to it as it would be linked to others",
+        )
     hosts, switches = list(first_hosts), list(cluster.switches)
     links = [link for link in cluster.links if left_out.isdisjoint(link.ends)]
     alike = [dict(zip(own, own, strict=True))]
@@ -85,6 +92,10 @@ def with_hosts(cluster: Cluster, count: int) -> Cluster:
         alike.append(renamed)
     parts = {"hosts": tuple(hosts), "switches": tuple(switches), "links": tuple(links)}
     return msgspec.structs.replace(cluster, **parts)
+
+
+def _leaves(link: Link, own: Collection[str]) -> bool:
+    return len(set(link.ends) - set(own)) == 1
 
 
 def _direct_link(cluster: Cluster, own: Collection[str]) -> tuple[Link, str] | None:

@@ -29,7 +29,7 @@ from partc.passes.microbatches.find_repeated import Repeated
 from partc.passes.microbatches.take_turns import Turn
 from partc.passes.scheduling.live_values import Lives, lives_in, lives_of, sizes_of_values
 from partc.passes.scheduling.schedule import Chunk, Item
-from partc.runtime.errors import NoPlacement
+from partc.runtime.errors import OverLimit
 from partc.runtime.plan.program import Site
 
 Seconds = Callable[[int, int], float]  # what flops and bytes read and written take
@@ -139,7 +139,7 @@ class Recomputation:
     def fit(self, turns: Sequence[Turn]) -> None:
         """Add nodes to the turns' segments, and to `lowered`, until all ranks keep to the limit.
 
-        The turns keep their order. Raises NoPlacement where no choice of values meets the limit.
+        The turns keep their order. Raises OverLimit where no choice of values meets the limit.
         """
         self._begin(turns)
         stuck: set[Sites] = set()
@@ -380,9 +380,9 @@ class Recomputation:
             self.lowered.shapes[name] = self.lowered.shapes[tensor.name]
         return gs.Variable(name, dtype=tensor.dtype)
 
-    def _infeasible(self) -> NoPlacement:
+    def _infeasible(self) -> OverLimit:
         least_bytes = max(self._look_at(sites).peak_bytes for sites in self._ranks)
-        return NoPlacement(
+        return OverLimit(
             f"a step's values take {least_bytes} bytes at once, whatever is computed again",
             at=f"--recompute {self._limit_bytes}",
             fix=f"allow {least_bytes} bytes, or use smaller batches",

@@ -176,10 +176,9 @@ def test_without_a_search_the_minimum_is_used(tmp_path: Path) -> None:
         plan = read_plan_folder(out).plan
         shards.append({h.variable for r in plan.ranks for h in r.pieces if not is_empty(h.box)})
     assert shards[0] == shards[1]
-    refused(
-        "compile", tmp_path / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "x", "--search-partitions",
-        "model", "--min-partitions", 0, what="0 partitions", fix="at least one",
-    )  # fmt: skip
+    compile_ = ("compile", tmp_path / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "x")
+    for searched in ((), ("--search-partitions", "model")):
+        refused(*compile_, *searched, "--min-partitions", 0, what="0 partitions", fix="at least one")
 
 
 def test_every_candidate_is_run_and_the_quickest_of_measured_ones_is_taken(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from partc.cost.cluster.cluster import Cluster, ranks_of, read_cluster
@@ -13,6 +14,7 @@ from partc.cost.cluster.vary_cluster import (
     with_threads,
 )
 from partc.cost.network.topology import Network
+from partc.runtime.errors import BadCluster
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TWO_BY_TWO = read_cluster(EXAMPLES / "cluster-2x2.json")
@@ -44,6 +46,16 @@ def test_more_hosts_are_the_last_one_again_at_the_same_distance() -> None:
 
 def test_fewer_hosts_are_the_first_ones() -> None:
     assert with_hosts(TWO_BY_TWO, 1).hosts == TWO_BY_TWO.hosts[:1]
+
+
+def test_a_host_that_is_linked_to_nothing_is_not_repeated() -> None:
+    alone = with_hosts(TWO_BY_TWO, 1)
+    alone = msgspec.structs.replace(alone, switches=(), links=())
+
+    with pytest.raises(BadCluster, match="name a switch, and link the host to it") as refusal:
+        with_hosts(alone, 2)
+
+    assert refusal.value.at == "links"
 
 
 def test_what_joins_a_hosts_devices_is_repeated_with_it() -> None:

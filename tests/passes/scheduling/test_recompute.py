@@ -159,6 +159,15 @@ def test_an_impossible_limit_names_what_is_possible(tmp_path: Path) -> None:
     compile_step(deep_mlp(), tmp_path / "out", "1x1", recompute_bytes=int(possible[1]))
 
 
+def test_an_impossible_limit_is_refused_where_it_is_given(tmp_path: Path) -> None:
+    train, file = make_mlp(tmp_path) / "train.onnx", tmp_path / "limited.json"
+    file.write_text(f'{{"format": "{MESH_STRATEGY_FORMAT}", "batch": "global", "recompute_bytes": 1}}')
+    compile_ = ("compile", train, "-c", CLUSTER, "-o", tmp_path / "out")
+
+    refused(*compile_, "--strategy", file, what="a step's values", at=f"{file}: recompute_bytes", fix="allow")
+    refused(*compile_, "--recompute", "1", what="a step's values", at="--recompute 1", fix="allow")
+
+
 def test_the_command_line_tells_what_is_computed_again(tmp_path: Path) -> None:
     train = make_mlp(tmp_path) / "train.onnx"
 
