@@ -109,8 +109,7 @@ class Fold:
         """Bring the factor, or a part of it, to the front."""
         name = f"{self.name}.{tensor.name}"
         if self.outer > 1:
-            sizes = [*self.numbers[: self.axis], self.blocks, -1, *self.numbers[self.axis + 1 :]]
-            tensor = self._reshape(tensor, sizes, f"{name}.apart")
+            tensor = self._reshape(tensor, [self.blocks, -1], 1, f"{name}.apart")
         return self.out.emit("Transpose", [tensor], f"{name}.front", tensor.dtype, self.site, perm=self.order)
 
     def front_shape(self, split: Split | None, parts: int) -> tuple[int | None, ...]:
@@ -137,9 +136,22 @@ class Fold:
         transposed = self.out.emit("Transpose", [tensor], target, tensor.dtype, self.site, perm=inverse)
         if self.outer == 1:
             return transposed
-        sizes = [*self.numbers[: self.axis], -1, *self.numbers[self.axis + 1 :]]
-        return self._reshape(transposed, sizes, name)
+        return self._reshape(transposed, [-1], 2, name)
 
-    def _reshape(self, tensor: gs.Tensor, sizes: Sequence[Number], name: str) -> gs.Tensor:
-        spelled = self.lowering.numbers(f"{name}.sizes", sizes, self.site)
-        return self.out.emit("Reshape", [tensor, spelled], name, tensor.dtype, self.site)
+    def _reshape(self, tensor: gs.Tensor, factors: Sequence[Number], taken: int, name: str) -> gs.Tensor:
+        """Write factors in the place of as many axes as are `taken`; sizes that only the data tells stay."""
+        is_fixed, behind = self.fixed[self.axis + 1 :], self.numbers[self.axis + 1 :]
+        before = zip(self.numbers[: self.axis], self.fixed, strict=False)
+        front = [*(number if fixed else 0 for number, fixed in before), *factors]  # 0: as it is
+        if all(is_fixed):
+            sizes = self.lowering.numbers(f"{name}.sizes", [*front, *behind], self.site)
+        else:
+            first = self.lowering.numbers(f"{name}.first_sizes", front, self.site)
+            rest = self._sizes_from(tensor, self.axis + taken, name)
+            sizes = self.out.emit("Concat", [first, rest], f"{name}.sizes", INT64, self.site, axis=0)
+        return self.out.emit("Reshape", [tensor, sizes], name, tensor.dtype, self.site)
+
+    def _sizes_from(self, tensor: gs.Tensor, axis: int, name: str) -> gs.Tensor:
+        sizes = self.out.emit("Shape", [tensor], f"{name}.all_sizes", INT64, self.site)
+        start, end = (constant(f"{name}.{of}", [at], np.int64) for of, at in (("from", axis), ("to", 64)))
+        return self.out.emit("Slice", [sizes, start, end], f"{name}.last_sizes", INT64, self.site)

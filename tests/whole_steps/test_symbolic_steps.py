@@ -40,6 +40,14 @@ COUNTED = """(double[6,4] x, double[6] m, double[6,4] a, double[6] b) => (double
     two = Constant <value = double {2}> () square = Pow (k, two)
     loss = ReduceMean <keepdims = 0> (square) }"""
 
+# Times and samples are one axis before as many columns as the data says: running sums want it whole.
+PICKED = """(double[3,6,4,2] x, double[4] m, double[2,2] a, double[2] b) => (double loss) {
+    y = MatMul (x, a) h = Add (y, b) rows = Constant <value_ints = [18, 4, 2]> () flat = Reshape (h, rows)
+    nought = Constant <value = double {0}> () counts = Greater (m, nought) found = NonZero (counts)
+    all = Constant <value_ints = [-1]> () columns = Reshape (found, all) k = Gather <axis = 1> (flat, columns)
+    zero = Constant <value = int64 {0}> () sums = CumSum (k, zero) t = Tanh (sums)
+    loss = ReduceMean <keepdims = 0> (t) }"""
+
 
 def step_of(text: str) -> TrainingGraph:
     model = with_parameters(HEADER + text, names="ab")
@@ -75,6 +83,25 @@ def test_columns_of_rows_whose_number_only_the_data_says_are_gathered(rows: int,
     batches = [{**feeds, "m": counted} for feeds in random_batches(compiled.plan, 3)]
 
     assert_trains_as_one_device(compiled, batches)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_a_factor_before_columns_whose_number_only_the_data_says_is_gathered(
+    columns: int, tmp_path: Path
+) -> None:
+    step = build_training_graph(
+        with_parameters(HEADER + PICKED, names="ab"),
+        loss="loss",
+        optimizer=SGD(lr=0.5),
+        parameters=EVERYTHING,
+    )
+    training = import_training_graph(step, GraphOptions(sample_axes={"x": 1, "m": None}))
+    compiled = compile_step(training, tmp_path, "1x2", "allreduce", "global")
+    counted = np.where(np.arange(4) < columns, 1.0, -1.0)
+
+    assert_trains_as_one_device(
+        compiled, [{**feeds, "m": counted} for feeds in random_batches(compiled.plan, 3)]
+    )
 
 
 def test_a_size_that_only_data_says_is_not_fixed() -> None:
