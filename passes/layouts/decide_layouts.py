@@ -171,18 +171,16 @@ def decide_by_owners(
     """
     table, ids = layouts
     own = ids.along(axis)
-    others = [
-        placement for layout in layouts for placement in layout.with_along(axis, Replicate()).placements
-    ]
-    is_alone = all(isinstance(placement, Replicate) for placement in others)
-    if not is_alone:
+    along_others = [each for one in layouts for each in one.with_along(axis, Replicate()).placements]
+    if not all(isinstance(placement, Replicate) for placement in along_others):
         return None
     looked_up = decide_on_table(node, [table, ids.with_along(axis, Replicate())], axis, None)
     if looked_up is None or isinstance(own, Replicate):
         return looked_up
+    if not isinstance(own, Split):
+        return None
     by_ids = decide_by_rule(node, [Replicate(), own], ranks)
-    is_part = isinstance(own, Split) and isinstance(by_ids.outputs[0], Split)
-    return replace(looked_up, outputs=by_ids.outputs, is_summed=True) if is_part else None
+    return replace(looked_up, outputs=by_ids.outputs, is_summed=True)
 
 
 def _split_factors(

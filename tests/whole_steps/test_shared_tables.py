@@ -52,14 +52,16 @@ CASES = [
 ]
 
 
-def compiled_tables(folder: Path, cluster: str, strategy: str, optimizer: str) -> Compiled:
+def compiled_tables(
+    folder: Path, cluster: str, strategy: str, optimizer: str, batch: str = "global"
+) -> Compiled:
     model = parse(FORWARD)
     rng = np.random.default_rng(0)
     for name, shape in {"table": (ROWS, 5), "other": (ROWS, 5), "W": (4, 5)}.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape), name))
     del model.graph.value_info[:]
     step = build_training_graph(model, loss="loss", optimizer=OPTIMIZERS[optimizer])
-    return compile_step(import_training_graph(step), folder, cluster, strategy, "global")
+    return compile_step(import_training_graph(step), folder, cluster, strategy, batch)
 
 
 @pytest.mark.parametrize(("cluster", "strategy", "optimizer"), CASES)
@@ -70,6 +72,16 @@ def test_rows_are_looked_up_where_they_are(
     monkeypatch.setattr(laid_out_graph, "LOOKUP_BYTES", -(1 << 20))
 
     compiled = compiled_tables(tmp_path / "out", cluster, strategy, optimizer)
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 4, high=ROWS))
+
+
+def test_replicas_of_a_batch_of_their_own_look_up_what_all_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laid_out_graph, "LOOKUP_BYTES", -(1 << 20))
+
+    compiled = compiled_tables(tmp_path / "out", "1x2", "fsdp", "sgd", "per-replica")
 
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 4, high=ROWS))
 
