@@ -290,11 +290,10 @@ def _decide_on_table(
     table, result = node.inputs[0].name, node.outputs[0].name
     site = graph.configuration.site_of(node.name)
     if axis == REPLICAS:
-        is_shared = layouts[0].site == site and isinstance(layouts[0].along(axis), Split)
-        if not is_shared or not graph.is_by_index(table):
+        if layouts[0].site != site or not isinstance(layouts[0].along(axis), Split):
             return None
-        if node.op == "Gather":
-            is_looked_up = graph.meshes.microbatches == 1 and table in graph.looked_up
+        if node.name in graph.main:
+            is_looked_up = node.op == "Gather" and table in graph.looked_up and graph.meshes.microbatches == 1
             ranks = graph.meshes.of(site).size(axis)
             return decide_by_owners(known, layouts, axis, ranks) if is_looked_up else None
     homes = dict(graph.homes.get(result, ()))  # perhaps on another mesh

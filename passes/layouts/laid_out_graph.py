@@ -72,17 +72,13 @@ class LaidOutGraph:
             if gradient.dense is not None and name in self.configuration.homes
         }
 
-    def is_by_index(self, variable: str) -> bool:
-        """Tell whether a tensor is a variable of which rows alone are read and trained."""
-        gradient = self.training.gradients.get(variable)
-        return gradient is not None and gradient.dense is None
-
     @cached_property
     def looked_up(self) -> frozenset[str]:
-        """Return the tables of which a step reads less than all there is, messages included."""
+        """Return tables of which rows alone are read and trained, and fewer bytes than all, with messages."""
+        by_index = {name for name, gradient in self.training.gradients.items() if gradient.dense is None}
         read_bytes: Counter[str] = Counter()
         for node in self.training.graph.nodes:
-            if node.op == "Gather" and node.name in self.main and self.is_by_index(node.inputs[0].name):
+            if node.op == "Gather" and node.name in self.main and node.inputs[0].name in by_index:
                 read_bytes[node.inputs[0].name] += self.facts.nbytes(node.outputs[0].name) + LOOKUP_BYTES
         return frozenset(name for name, nbytes in read_bytes.items() if nbytes < self.facts.nbytes(name))
 

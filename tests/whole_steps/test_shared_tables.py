@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from partc.compiler.differentiation.build import build_training_graph
-from partc.compiler.differentiation.updates.optimizers import SGD, Adam, Momentum
+from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Adam, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.passes.layouts import laid_out_graph
 from tests.builders.graphs.foreign_steps import parse
@@ -37,7 +37,7 @@ forward (int64[8] words, int64[8,3] bags, int64[5] negatives, double[8,4] x) => 
     loss = ReduceMean <keepdims = 0> (square)
 }
 """
-OPTIMIZERS = {"sgd": SGD(0.1), "momentum": Momentum(0.1), "adam": Adam(0.01)}
+OPTIMIZERS = {"sgd": SGD(0.1), "momentum": Momentum(0.1), "adam": Adam(0.01), "adagrad": Adagrad(0.1)}
 CASES = [
     (cluster, strategy, optimizer)
     for cluster, strategy in (
@@ -87,10 +87,11 @@ def test_replicas_of_a_batch_of_their_own_look_up_what_all_share(
 
 
 def test_no_rank_has_a_table_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor its slots, whose rows updates read and write where they are."""
     gathered = {}
     for lookup_bytes in (-(1 << 20), 1 << 20):
         monkeypatch.setattr(laid_out_graph, "LOOKUP_BYTES", lookup_bytes)
-        compiled = compiled_tables(tmp_path / str(lookup_bytes), "1x2", "fsdp", "sgd")
+        compiled = compiled_tables(tmp_path / str(lookup_bytes), "1x2", "fsdp", "adagrad")
         lowered = compiled.compilation.lowered.nodes
         sent = [node.inputs[0].name for node in lowered if node.op in ("AllGather", "AllGatherRows")]
         gathered[lookup_bytes] = {"table", "other", "W"} & {name.partition(".")[0] for name in sent}
