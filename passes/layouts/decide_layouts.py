@@ -177,9 +177,11 @@ def decide_by_owners(
     looked_up = decide_on_table(node, [table, ids.with_along(axis, Replicate())], axis, None)
     if looked_up is None or isinstance(own, Replicate):
         return looked_up
-    if not isinstance(own, Split):
+    if not isinstance(own, Split) or not node.outputs[0].has_fixed_sizes:
         return None
     by_ids = decide_by_rule(node, [Replicate(), own], ranks)
+    if not isinstance(by_ids.outputs[0], Split):
+        return None
     return replace(looked_up, outputs=by_ids.outputs, is_summed=True)
 
 

@@ -284,6 +284,8 @@ class _Lowerer(Lowering):
         if along is None or not follows(rule, factor, placement, ranks, widens=False):
             return None
         decision = self._decision_for(source, before)
+        if any(along_axis.is_summed for along_axis in decision.axes):
+            return None
         axes = axes_up_to(axis, node, decision)
         axes[axis] = along
         divided = decide_axes(self.graph.meshes.of(layout.site), axes)

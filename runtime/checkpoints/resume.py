@@ -7,16 +7,20 @@ from pathlib import Path
 from partc.runtime.checkpoints.manifest import TrainingPosition, newest_checkpoint
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.data.batches import samples_of_step
+from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.errors import BadUsage
 from partc.runtime.plan.program import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class DataAsked:
-    """What a training is to read: data as they are named, empty where batches are handed over."""
+    """What a training is to read: data as they are named, empty where batches are handed over.
+
+    `is_shuffled`: the samples of files; None: as those before were.
+    """
 
     name: str
-    is_shuffled: bool = False
+    is_shuffled: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class StartPoint:
     seed: int = 0
     checkpoint: Path | None = None
     workers: tuple[int, ...] = ()
+    is_shuffled: bool = False
 
     @property
     def furthest(self) -> int:
@@ -71,21 +76,28 @@ def resume_from(
     batches = _batches(plan, position.samples, position.batches)
     is_alike = len(position.workers) == count and batches == position.batches
     workers = position.workers if is_alike else (position.step,) * count
-    return StartPoint(position.step, batches, position.seed, newest, workers)
+    order = position.is_shuffled if data.is_shuffled is None else data.is_shuffled
+    return StartPoint(position.step, batches, position.seed, newest, workers, bool(order))
 
 
 def _compare_data(position: TrainingPosition, data: DataAsked, tell: Callable[[str], None]) -> None:
     """Tell of other data. Raises BadUsage where some of their samples would come twice, and others never."""
-    if data.name != position.data:
+    if not _is_same(data.name, position.data):
         now, before = (name or "batches that are handed over" for name in (data.name, position.data))
         tell(f"the data are {now}, where training began with {before}")
-    elif position.is_shuffled not in (None, data.is_shuffled):
+    elif None not in (position.is_shuffled, data.is_shuffled) and position.is_shuffled != data.is_shuffled:
         raise BadUsage(
             f"samples {'shuffled' if data.is_shuffled else 'in their own order'}, where training began with "
             f"them {'shuffled' if position.is_shuffled else 'in their own order'}: some would come twice",
             at="--shuffle",
             fix=f"{'give' if position.is_shuffled else 'leave out'} --shuffle as before",
         )
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Tell whether names are of the same data, files by where they are."""
+    are_files = all(name and is_of_samples(name) for name in (one, other))
+    return one == other or (are_files and Path(one).resolve() == Path(other).resolve())
 
 
 def _batches(plan: Plan, samples: int | None, batches: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from partc.runtime.checkpoints.resume import DataAsked, StartPoint, resume_from
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.checkpoint import read_arrays
+from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.engines.allotted_nodes import on_allotted_nodes
 from partc.runtime.engines.machines import Machines, machines_of
 from partc.runtime.errors import BadUsage, NotSaved, PartcError, RankFailed, some_of
@@ -102,6 +103,7 @@ class Stepper:
             plan_folder=str(folder.path.resolve()),
             steps=0,
             data=data,
+            is_shuffled=self.begun.is_shuffled and is_of_samples(data),
             seed=self.begun.seed,
             sizes=dict(sizes or {}),
             stop_when_diverged=stop_when_diverged,
@@ -317,7 +319,7 @@ def _begin(plan: Plan, checkpoints: Checkpoints | None, seed: int | None, data: 
     if checkpoints is None:
         return StartPoint(seed=seed or 0)
     remove_parts(Path(checkpoints.folder))
-    return resume_from(plan, Path(checkpoints.folder), seed, DataAsked(data), log.info)
+    return resume_from(plan, Path(checkpoints.folder), seed, DataAsked(data, None), log.info)
 
 
 class _SaveClock:

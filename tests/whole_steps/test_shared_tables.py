@@ -1,5 +1,6 @@
 """Tables that replicas share by rows are read and trained where they are, by everybody's ids."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Adam, Momentum
 from partc.compiler.importing.import_training import import_training_graph
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy
 from partc.passes.layouts import laid_out_graph
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import (
@@ -18,6 +20,7 @@ from tests.builders.plans.compiled_steps import (
     random_batches,
 )
 
+NO_SIZES: Mapping[str, int] = {}
 ROWS = 23  # and 5 columns: unevenly shared, so by rows
 FORWARD = """
 forward (int64[8] words, int64[8,3] bags, int64[5] negatives, double[8,4] x) => (double loss)
@@ -53,15 +56,21 @@ CASES = [
 
 
 def compiled_tables(
-    folder: Path, cluster: str, strategy: str, optimizer: str, batch: str = "global"
+    folder: Path,
+    cluster: str,
+    strategy: str | Strategy,
+    optimizer: str,
+    batch: str = "global",
+    text: str = FORWARD,
+    sizes: Mapping[str, int] = NO_SIZES,
 ) -> Compiled:
-    model = parse(FORWARD)
+    model = parse(text)
     rng = np.random.default_rng(0)
     for name, shape in {"table": (ROWS, 5), "other": (ROWS, 5), "W": (4, 5)}.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape), name))
     del model.graph.value_info[:]
     step = build_training_graph(model, loss="loss", optimizer=OPTIMIZERS[optimizer])
-    return compile_step(import_training_graph(step), folder, cluster, strategy, batch)
+    return compile_step(import_training_graph(step), folder, cluster, strategy, batch, sizes=sizes)
 
 
 @pytest.mark.parametrize(("cluster", "strategy", "optimizer"), CASES)
@@ -82,6 +91,43 @@ def test_replicas_of_a_batch_of_their_own_look_up_what_all_share(
     monkeypatch.setattr(laid_out_graph, "LOOKUP_BYTES", -(1 << 20))
 
     compiled = compiled_tables(tmp_path / "out", "1x2", "fsdp", "sgd", "per-replica")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 4, high=ROWS))
+
+
+OTHERWISE_DIVIDED = {
+    "samples, by both axes": {"Gather:bag": {"out:0": "tensor"}},
+    "words, by both axes": {"Gather:word": {"out:0": "tensor"}},
+    "columns, unevenly": {"Gather:word": {"out:1": "tensor"}},
+}
+
+
+@pytest.mark.parametrize("splits", OTHERWISE_DIVIDED)
+def test_lookups_that_another_axis_divides_are_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, splits: str
+) -> None:
+    monkeypatch.setattr(laid_out_graph, "LOOKUP_BYTES", -(1 << 20))
+    strategy = Strategy(
+        MESH_STRATEGY_FORMAT,
+        "global",
+        {},
+        mesh={"data": 2, "tensor": 2},
+        variables={name: {"data": AxisSplit(0)} for name in ("table", "other")},
+        ops=tuple(OpConfig(op, split=split) for op, split in OTHERWISE_DIVIDED[splits].items()),
+    )
+
+    compiled = compiled_tables(tmp_path / "out", "2x2", strategy, "sgd")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, 4, high=ROWS))
+
+
+def test_samples_whose_number_is_open_are_looked_up_in_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laid_out_graph, "LOOKUP_BYTES", -(1 << 20))
+    text = FORWARD.replace("int64[8]", "int64[N]").replace("[8,", "[N,")
+
+    compiled = compiled_tables(tmp_path / "out", "1x2", "fsdp", "sgd", text=text, sizes={"N": 8})
 
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, 4, high=ROWS))
 

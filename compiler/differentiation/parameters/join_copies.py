@@ -123,7 +123,8 @@ def _join(stored: _Stored, parameter: str, names: Sequence[str]) -> tuple[list[s
     views: _Views = {}
     for name in sorted(filter(stored.is_rearranged, names), key=rank):
         is_alone = len(stored.parameters_of(name)) == 1
-        for base in bases if is_alone else ():
+        passes_gradients = "detach" not in operations_of(stored.facts, name)
+        for base in bases if is_alone and passes_gradients else ():
             view = stored.view(base, name)
             if view is not None:
                 views[name] = (base, view)
@@ -175,19 +176,24 @@ def _runs(values: np.ndarray) -> np.ndarray:
 
 
 def _torchscript_views(stored: _Stored) -> _Views:
-    """Return the folded tensors that are views of a named parameter; mark views of each other."""
+    """Return the folded tensors that are views of one named parameter; mark those of several, or each other.
+
+    Layers that are copies of one have equal parameters: whose view it is nothing tells.
+    """
     told = [name for name in stored.tensors if _is_told_by_values(stored, name)]
-    holding = _holding_first_values(stored, told)
     views: _Views = {}
-    for name in told:
-        for source in holding[name]:
-            is_named = not source.startswith(FOLDED_BY_TORCHSCRIPT)
-            view = None if name in views or _are_equal(stored, source, name) else stored.view(source, name)
-            if view is not None and is_named:
-                views[name] = (source, view)
-            elif view is not None:
-                for one in (name, source):
-                    mark_undecided(stored.graph, one, SHARED)
+    for name, sources in _holding_first_values(stored, told).items():
+        found = [
+            (source, view)
+            for source in sources
+            if not _are_equal(stored, source, name) and (view := stored.view(source, name)) is not None
+        ]
+        named = [each for each in found if not each[0].startswith(FOLDED_BY_TORCHSCRIPT)]
+        if len(named) == 1:
+            views[name] = named[0]
+        elif found:
+            for one in (name, *(source for source, _ in found if source not in dict(named))):
+                mark_undecided(stored.graph, one, SHARED)
     return views
 
 
@@ -201,7 +207,8 @@ def _is_told_by_values(stored: _Stored, name: str) -> bool:
     tensor = stored.tensors[name]
     if not name.startswith(FOLDED_BY_TORCHSCRIPT) or element_count(tensor.dims) < MIN_TOLD:
         return False
-    return stored.bits(name) is not None and values_of(tensor, stored.folder).are_distinct
+    values = values_of(tensor, stored.folder)
+    return stored.bits(name) is not None and values.are_distinct and not values.is_progression
 
 
 def _holding_first_values(stored: _Stored, names: Sequence[str]) -> Mapping[str, list[str]]:

@@ -39,7 +39,10 @@ class _StandIn:
 def separate_views(graph: onnx.GraphProto, facts: ExporterFacts, folder: Path | None) -> None:
     """Give views tensors of their own, in place, or mark the one that stands for several."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    found = list(_stand_ins(graph, facts))
+    # Values that differ are equal by copying alone: such a view is read twice, and is the same.
+    found = [
+        at for at in _stand_ins(graph, facts) if not values_of(tensors[at.initializer], folder).are_distinct
+    ]
     parameters = _parameters_of_views(found, facts)
     stored: set[str] = set()
     for at in found:
@@ -48,8 +51,7 @@ def separate_views(graph: onnx.GraphProto, facts: ExporterFacts, folder: Path | 
                 _store(graph, tensors[at.initializer], at.view, parameters[at.view])
                 stored.add(at.view)
             at.node.input[:] = [at.view if name == at.initializer else name for name in at.node.input]
-        elif not values_of(tensors[at.initializer], folder).are_distinct:
-            # Values that differ are equal by copying alone: the view is read twice, and is the same.
+        else:
             mark_undecided(graph, at.initializer, MERGED)
 
 

@@ -152,8 +152,9 @@ def test_the_same_samples_in_another_order_are_refused(tmp_path: Path) -> None:
     told: list[object] = []
     Runner(plan).train(data, 2, checkpoints=asked, shuffle=True)
 
-    with pytest.raises(BadUsage, match="where training began with them shuffled"):
-        Runner(plan).train(data, 4, checkpoints=asked, resume=True)
+    for spelled in (data, tmp_path / "kept" / ".." / data.name):
+        with pytest.raises(BadUsage, match="where training began with them shuffled"):
+            Runner(plan).train(spelled, 4, checkpoints=asked, resume=True)
     Runner(plan).train(data, 3, checkpoints=asked, resume=True, shuffle=True)
     Runner(plan).train(other, 4, checkpoints=asked, resume=True, on_progress=told.append)
 

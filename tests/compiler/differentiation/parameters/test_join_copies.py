@@ -254,3 +254,33 @@ def test_torchscripts_equal_weights_of_copied_layers_train_apart() -> None:
     _, after = after_two_steps(as_torchscript(model_of(body, {"t": W, "u": W}), "t", "u"))
 
     assert after.keys() == {"onnx::Folded_0", "onnx::Folded_1"}
+
+
+def test_torchscripts_view_of_parameters_that_are_equal_is_asked_for() -> None:
+    """Layers that were copied have equal parameters: whose row it is nothing tells."""
+    body = "a = MatMul (x, w) c = MatMul (a, v) b = Mul (c, select)"
+    model = as_torchscript(model_of(body, {"w": W, "v": W, "select": W[1]}), "select")
+
+    with pytest.raises(BadUsage, match=r"copies or parts of one parameter.*onnx::Folded_0"):
+        step_of(model)
+
+
+def test_torchscripts_progressions_tell_no_view() -> None:
+    table = np.arange(16, dtype=np.float32).reshape(4, 4)
+    body = "a = MatMul (x, w) b = Mul (x, select)"
+
+    _, joined = undo_merges(as_torchscript(model_of(body, {"w": table, "select": table[0]}), "select"))
+
+    assert joined == {}
+
+
+def test_a_view_that_no_gradient_passes_is_asked_for() -> None:
+    """Computed from the parameter it would be trained through `detach`."""
+    model = as_exported(
+        model_of("a = MatMul (x, w) b = Mul (x, select)", {"w": W, "select": W[1]}),
+        parameters=("w",),
+        folded={"select": ("w", "detach", "val_6")},
+    )
+
+    with pytest.raises(BadUsage, match="select"):
+        step_of(model)

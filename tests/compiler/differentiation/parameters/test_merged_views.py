@@ -101,9 +101,10 @@ def test_equal_parts_of_a_parameter_are_asked_for() -> None:
         after_two_steps(model)
 
 
+@pytest.mark.parametrize("gone", [("p",), ("p", "unused")])
 @pytest.mark.parametrize("second", ["unsqueeze_1", "dropout"])
-def test_values_that_differ_are_one_view_that_is_read_twice(second: str) -> None:
-    model = exported({"unsqueeze": W[:1], "w": W}, ("p",), second)
+def test_values_that_differ_are_one_view_that_is_read_twice(second: str, gone: tuple[str, ...]) -> None:
+    model = exported({"unsqueeze": W[:1], "w": W}, gone, second)
 
     _, after = after_two_steps(model)
 
