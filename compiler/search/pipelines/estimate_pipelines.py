@@ -40,7 +40,7 @@ SentBytes = tuple[int, When, float]  # place in the line, when, bytes of an AllR
 
 
 @dataclass(frozen=True)
-class _Along:
+class WorkAlong:
     """What ranks along `tensor` do and what they send each other."""
 
     work: LineWork
@@ -57,7 +57,7 @@ class PipelineEstimate:
     pipelines: StepPipelines
     laid_out: int = 0
     _ways: dict[tuple[int, int, int], LineTimes] = field(default_factory=dict)
-    _along: dict[tuple[int, int], _Along] = field(default_factory=dict)
+    _along: dict[tuple[int, int], WorkAlong] = field(default_factory=dict)
 
     def step_s(self, pipeline: Pipeline) -> float:
         """Return about how long a step takes."""
@@ -67,7 +67,7 @@ class PipelineEstimate:
         for begin in (0, *pipeline.starts):
             both[begin] += SEGMENTS * prices.start_s
             ahead[begin] += prices.start_s
-        work = self._laid_out(pipeline.data, pipeline.tensor).work
+        work = self.along(pipeline.data, pipeline.tensor).work
         sharers = pipeline.data if pipeline.shares else 1
         for place, _, update_s in work.updates(prices.node_s, pipeline.tensor, count, sharers):
             both[place] += update_s
@@ -96,11 +96,8 @@ class PipelineEstimate:
 
     def _each(self, data: int, tensor: int, count: int) -> Iterator[TimedWork]:
         """Yield what nodes, additions of gradients and messages along `tensor` take of a micro-batch."""
-        prices, shares, along = (
-            self.pipelines.prices,
-            self.pipelines.shares(data),
-            self._laid_out(data, tensor),
-        )
+        prices, shares = self.pipelines.prices, self.pipelines.shares(data)
+        along = self.along(data, tensor)
         yield from along.work.each(prices.node_s, shares, tensor, count)
         for place, when, sent in along.sent:
             yield place, when, prices.sum_s(sent / (shares * count), range(tensor))
@@ -118,11 +115,11 @@ class PipelineEstimate:
         scattered_s = pipeline.microbatches * prices.scatter_s(nbytes, members)
         return scattered_s + prices.gather_s(nbytes, members)
 
-    def _laid_out(self, data: int, tensor: int) -> _Along:
+    def along(self, data: int, tensor: int) -> WorkAlong:
         """Return what ranks along `tensor` do and send."""
         line, workers = self.pipelines.line, self.pipelines.space.workers
         if tensor == 1:
-            return _Along(line.work, ())
+            return WorkAlong(line.work, ())
         if self.laid_out:
             data, tensor = workers // self.laid_out, self.laid_out
         key = data, tensor
@@ -135,7 +132,7 @@ class PipelineEstimate:
             shared = {name for name, home in homes if isinstance(home.along(1), Split)}
             parts = TensorParts(divided, shared)
             work = line_work(analysis, line.places, line.work.places, parts)
-            self._along[key] = _Along(work, tuple(_sent_along(analysis, graph, line)))
+            self._along[key] = WorkAlong(work, tuple(_sent_along(analysis, graph, line)))
         return self._along[key]
 
 

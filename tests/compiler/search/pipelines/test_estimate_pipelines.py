@@ -27,7 +27,7 @@ def test_a_rank_computes_what_it_was_estimated_to(name: str, parts: int, tmp_pat
     compilation = compiled(name, f"tensor={parts},workers={parts}", tmp_path)
 
     estimate = PipelineEstimate(StepPipelines(alone))
-    work = estimate._laid_out(1, parts).work
+    work = estimate.along(1, parts).work
     estimated = sum(second for *_, second in work.each(flops_alone, 1, parts, 1))
 
     runs = [each for each in compilation.plan.instructions if isinstance(each, Run)]
