@@ -17,27 +17,26 @@ def time_instructions(
 ) -> tuple[Timeline, dict[int, StepTimes]]:
     """Return the predicted timeline of a step, and for every rank when it executes what, from 0 on."""
     play = _TimedPlay(plan, cluster, measured)
-    for number, instruction in enumerate(plan.instructions):
-        play.execute(instruction, number)
+    play.execute_all()
     return play.timeline(), {rank.rank: play.times_of(rank) for rank in plan.ranks}
 
 
 class _TimedPlay(Play):
-    """Notes the ranks' clocks around each instruction: `begins`, `ends`, `alone_s` are float64[ranks]."""
+    """Notes the ranks' clocks around each instruction, float64[ranks] by its number."""
 
     def __init__(self, plan: Plan, cluster: Cluster, measured: Measured) -> None:
         super().__init__(plan, cluster, measured)
-        self._begins: list[Array] = []
-        self._ends: list[Array] = []
-        self._alone: list[Array] = []
+        self._begins: dict[int, Array] = {}
+        self._ends: dict[int, Array] = {}
+        self._alone: dict[int, Array] = {}
 
     def execute(self, instruction: Instruction, number: int) -> None:
         """Play one instruction, and note when."""
-        self._begins.append(self.clock.copy())
+        self._begins[number] = self.clock.copy()
         super().execute(instruction, number)
-        self._ends.append(self.clock.copy())
+        self._ends[number] = self.clock.copy()
         is_run = isinstance(instruction, Run)
-        self._alone.append(self.alone.copy() if is_run else np.zeros(len(self.clock)))
+        self._alone[number] = self.alone.copy() if is_run else np.zeros(len(self.clock))
 
     def times_of(self, rank: Rank) -> StepTimes:
         """Return one rank's step: an entry per instruction of its program."""

@@ -1,13 +1,13 @@
 """Play a plan on a cluster: when every rank computes, when it communicates.
 
     rank 0  compute        [ run ]──────[ run ]      a Start is issued and does not stop the rank
-            communication      [ sum ]               it begins when all members have issued it, their
-    rank 1  compute        [  run  ]────[ run ]      communication lanes are free, and its links are
-            communication      [ sum ]               a Wait stops the rank until it is complete
+            communication      [ sum ]               it begins when all members have issued it and their
+    rank 1  compute        [  run  ]────[ run ]      communication lanes are free; each link carries its
+            communication      [ sum ]               share from when it is free, too. A Wait stops the
+                                                     rank until it is complete
 
-Ranks meet their communications in the plan's one order, so one pass over the instructions plays
-them all: first issued, first served. A Run lasts what its work is priced at (roofline.py), or what
-its segment was measured to take.
+Links serve first what begins first (play_order.py). A Run lasts what its work is priced at (roofline.py), or
+what its segment was measured to take.
 A communication takes a little of each member's own time; what one server alone gives its host is copied.
 Who sums by levels begins the next sum while links carry this one on.
 Where a host has fewer cores than its ranks at work have threads, each computes in proportion longer; who
@@ -32,6 +32,7 @@ from partc.cost.network.ways import Array, Numbers
 from partc.cost.simulation.communication_phases import own_s, phases_of, what_moves
 from partc.cost.simulation.host_cores import Flags, HostCores
 from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
+from partc.cost.simulation.play_order import order_of_play
 from partc.cost.simulation.roofline import run_s
 from partc.runtime.plan.program import Instruction, Plan, Rank, Run, Site, Start, Wait
 
@@ -144,8 +145,7 @@ class PlayedTraffic:
 def simulate(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED) -> Timeline:
     """Return the predicted timeline of one step. Segments that are not `measured` are priced."""
     play = Play(plan, cluster, measured)
-    for number, instruction in enumerate(plan.instructions):
-        play.execute(instruction, number)
+    play.execute_all()
     return play.timeline()
 
 
@@ -179,6 +179,25 @@ class Play:
         self.due: dict[int, Array] = {}
         self.bars: list[Bars] = []
         self.totals = Totals.nothing(self.network)
+
+    def execute_all(self) -> None:
+        """Play a step."""
+        for number in order_of_play(self.plan, self._begins_s):
+            self.execute(self.plan.instructions[number], number)
+
+    def _begins_s(self, number: int) -> float:
+        """Return when an instruction can begin whose ranks have come to it; links may be occupied then."""
+        match self.plan.instructions[number]:
+            case Run(site=site):
+                return min((self.clock[ranks].min() for kind, ranks in self.kinds if site in kind.sites))
+            case Start(group=group):
+                return min((self._ready(ranks).min() for _, ranks in self._families(group)), default=0.0)
+        return 0.0
+
+    def _ready(self, ranks: Numbers) -> Array:
+        """Return when all members of groups can begin a communication, float64[groups]."""
+        ready: Array = np.maximum(self.clock[ranks], self.busy[ranks]).max(axis=1)
+        return ready
 
     def execute(self, instruction: Instruction, number: int) -> None:
         """Play one instruction on all ranks that it concerns. `number`: its place in the plan's list."""
@@ -250,15 +269,18 @@ class Play:
             flows.count(self.network, self.totals)
         oversubscription = self.cores.oversubscription(ranks.ravel(), self._at_work(ranks.ravel()))
         self.clock[ranks] += carried.own_s * oversubscription[ranks]
-        begin = np.maximum(self.clock[ranks], self.busy[ranks]).max(axis=1)
-        begin = np.maximum(begin, self.lanes[carried.lanes].max(axis=1, initial=0.0))
+        ready = self._ready(ranks)
+        # Of each lane; those that are occupied for a shorter time than others may begin later than these.
+        begins = np.maximum(ready[:, np.newaxis], self.lanes[carried.lanes])
+        early_s = carried.occupied_s.max(initial=0.0) - carried.occupied_s
+        begin = np.maximum(ready, (begins - early_s).max(axis=1, initial=0.0))
         # Who waits for a place to run is not always awake when messages come.
         crowded = self.cores.threads_per_place[ranks].max(axis=1)
         woken_s = (crowded - 1) * OVERSUBSCRIBED_WAIT_S if ranks.shape[1] > 1 else 0.0
         stop = begin + carried.seconds + woken_s
         self.moving[ranks] += carried.moving_s * self.cores.share_of_movers[ranks]
         self.due[start.tag_id][ranks] = self.moving[ranks]
-        self.lanes[carried.lanes] = begin[:, np.newaxis] + carried.occupied_s
+        self.lanes[carried.lanes] = begins + carried.occupied_s
         self.busy[ranks] = (stop - carried.seconds + carried.busy_s)[:, np.newaxis]
         self.done[start.tag_id][ranks] = stop[:, np.newaxis]
         self.bars.append(
