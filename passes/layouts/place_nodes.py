@@ -172,8 +172,9 @@ class _Placing:
     def bring_to_readers(self) -> None:
         """Let nodes of the backward pass that one earlier stage alone reads run there, if that sends no more.
 
-        What ends in the gradient of a variable that one stage reads is made there, though every stage is fed
-        the data. Of one that several read, each sends its term of the gradient.
+        What another node there reads is sent anyhow. What ends in the gradient of a variable that one stage
+        reads is made there, though every stage is fed the data. Of one that several read, each sends its term
+        of the gradient.
         """
         averaged = self._averaged()  # tensor -> what it is the average of, over replicas
         readers: dict[str, list[gs.Node]] = {}
@@ -195,7 +196,7 @@ class _Placing:
                 of_one.update((tensor.name, *ends) for tensor in node.outputs)
             stages = {self.stage[reader.name] for reader in reading}
             is_alone = len(stages) == 1 and node.name not in self.stage_of
-            if is_alone and self._may_run_at(node, min(stages), len(ends) == 1 and None not in ends):
+            if is_alone and self._may_run_at(node, min(stages), len(ends) == 1 and None not in ends, readers):
                 self._put(node, min(stages))
         for node in self.training.graph.nodes:
             if gradients := [averaged[tensor.name] for tensor in node.outputs if tensor.name in averaged]:
@@ -226,7 +227,9 @@ class _Placing:
                 gradient_of.update((t.name, sources[0]) for t in node.outputs if t.name in gradients)
         return gradient_of
 
-    def _may_run_at(self, node: gs.Node, stage: int, ends: bool) -> bool:
+    def _may_run_at(
+        self, node: gs.Node, stage: int, ends: bool, readers: Mapping[str, Sequence[gs.Node]]
+    ) -> bool:
         where = self._where_at_hand(node)
         if not any(tensor.name in self.chain for tensor in node.outputs):
             return not where or stage in where  # what it reads follows it
@@ -234,7 +237,12 @@ class _Placing:
             return False
         stages = {t.name: self.tensor_stage[t.name] for t in node.inputs if t.name in self.of_backward}
         nbytes = self.analysis.facts.nbytes
-        sent = sum(nbytes(name) for name, maker in stages.items() if maker != stage)
+        sent = sum(
+            nbytes(name)
+            for name, maker in stages.items()
+            if maker != stage
+            and all(reader is node or self.stage[reader.name] != stage for reader in readers[name])
+        )
         is_early = all(maker >= stage for maker in stages.values())
         return is_early and (ends or sent <= sum(nbytes(tensor.name) for tensor in node.outputs))
 

@@ -13,6 +13,7 @@ from partc.models.catalogue import build_model
 from partc.passes.analysis import Analysis
 from partc.passes.layouts.place_nodes import crossing, place_nodes
 from partc.passes.search.operators.forward_nodes import forward_nodes
+from partc.passes.search.stages.cut_stages import stage_line
 from tests.builders.graphs.attention_block import attention_step
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.graphs.random_steps import random_step
@@ -87,6 +88,23 @@ def test_of_a_norm_over_all_gradients_scalars_alone_are_sent(tmp_path: Path) -> 
     assert sorted(size for size in sizes if size)[:1] == [(BATCH, WIDTH)]
     assert [size for size in sizes if size and size != (BATCH, WIDTH)] == []
     assert any(not size for size in sizes)
+
+
+def test_sums_of_a_gradient_that_arrives_are_made_where_it_does(tmp_path: Path) -> None:
+    """A batch normalisation behind a stage: of its way back only the activations' gradient is sent."""
+    forward = build_model("resnet50", batch=8, width=8, image=32, classes=8)
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=SGD(0.1))
+    analysis = analysed(step, tmp_path)
+    line = stage_line(analysis)
+    inner = range(len(line.nodes) // 4, len(line.nodes) // 2)
+    behind_block = min(inner, key=line.nbytes.__getitem__)
+
+    places = place_nodes(analysis, line.begins([behind_block]), 2)
+
+    sent = crossing(analysis.training.graph.nodes, places)
+    ranks = {way: [len(analysis.facts.shape(name)) for name in names] for way, names in sent.items()}
+    assert ranks[0, 1] == [4]
+    assert ranks[1, 0] == [4]
 
 
 def test_attention_sends_the_residual_alone(tmp_path: Path) -> None:
