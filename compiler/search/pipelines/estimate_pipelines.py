@@ -4,7 +4,8 @@ step = M micro-batches at all stages, in turns, each with the end of a stage (pr
 
 each micro-batch   of a node, its flops and activations / (M x data x tensor), its weights / tensor, unless
                    layouts have them whole along `tensor`; gradients are added to those before; over a cut go
-                   activations, along `tensor` what layouts ask for
+                   activations, along `tensor` what layouts ask for, among replicas what is made of a whole
+                   batch, such as a batch normalisation's means
 the end            sums of a stage's gradients among its replicas; updates, a pass over memory at each place
 
 Of replicas alone what is summed may go on beside the way back, and what takes longer counts.
@@ -12,7 +13,9 @@ Of replicas alone what is summed may go on beside the way back, and what takes l
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+
+import onnx_graphsurgeon as gs
 
 from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.passes.analysis import Analysis
@@ -21,6 +24,7 @@ from partc.passes.distribute import lay_out
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.layouts import Split
 from partc.passes.search.named.weight_layouts import sent_along
+from partc.passes.search.stages.batch_wide import is_batch_wide
 from partc.passes.search.stages.cut_stages import StageLine
 from partc.passes.search.stages.line_work import (
     LineTimes,
@@ -37,6 +41,8 @@ from partc.passes.search.stages.price_cuts import CutPricer
 SEGMENTS = 2  # of a micro-batch at a stage: forward and back
 
 SentBytes = tuple[int, When, float]  # place in the line, when, bytes of an AllReduce as long
+# That replicas wait for, as the graph has it.
+AwaitedBytes = tuple[int, When, int]
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,10 @@ class PipelineEstimate:
     laid_out: int = 0
     _ways: dict[tuple[int, int, int], LineTimes] = field(default_factory=dict)
     _along: dict[tuple[int, int], WorkAlong] = field(default_factory=dict)
+
+    @property
+    def _workers(self) -> int:
+        return self.pipelines.space.workers
 
     def step_s(self, pipeline: Pipeline) -> float:
         """Return about how long a step takes."""
@@ -101,6 +111,8 @@ class PipelineEstimate:
         yield from along.work.each(prices.node_s, shares, tensor, count)
         for place, when, sent in along.sent:
             yield place, when, prices.sum_s(sent / (shares * count), range(tensor))
+        for place, when, nbytes in self.among_replicas:
+            yield place, when, prices.summed(data, tensor)(nbytes, 0)
 
     def _summed_s(self, pipeline: Pipeline, nbytes: float, stage: int) -> float:
         """Return what a stage's replicas sum once its last micro-batch is through.
@@ -115,17 +127,28 @@ class PipelineEstimate:
         scattered_s = pipeline.microbatches * prices.scatter_s(nbytes, members)
         return scattered_s + prices.gather_s(nbytes, members)
 
+    @cached_property
+    def among_replicas(self) -> tuple[AwaitedBytes, ...]:
+        """Return what replicas sum in the middle of a step, those that are ready together as one."""
+        analysis, line = self.pipelines.analysis, self.pipelines.line
+        if not is_batch_wide(analysis):
+            return ()
+        graph = lay_out(
+            analysis, {}, configure(analysis, self.pipelines.strategy(Pipeline(self._workers, 1)))
+        )
+        return tuple(_awaited(analysis, graph, line))
+
     def along(self, data: int, tensor: int) -> WorkAlong:
         """Return what ranks along `tensor` do and send."""
-        line, workers = self.pipelines.line, self.pipelines.space.workers
+        line = self.pipelines.line
         if tensor == 1:
             return WorkAlong(line.work, ())
         if self.laid_out:
-            data, tensor = workers // self.laid_out, self.laid_out
+            data, tensor = self._workers // self.laid_out, self.laid_out
         key = data, tensor
         if key not in self._along:
             analysis = self.pipelines.analysis
-            alone = Pipeline(workers // tensor, tensor)
+            alone = Pipeline(self._workers // tensor, tensor)
             graph = lay_out(analysis, {}, configure(analysis, self.pipelines.strategy(alone)))
             divided = {name: each.axes[1] for name, each in graph.decisions.items() if len(each.axes) > 1}
             homes = graph.configuration.homes.items()
@@ -143,3 +166,23 @@ def _sent_along(analysis: Analysis, graph: LaidOutGraph, line: StageLine) -> Ite
     for name, times in sent_along(graph, analysis.order, axis=1).items():
         if (node := maker.get(name, "")) in analysis.main:
             yield line.places.nodes[node], when_of.get(node, "back"), times / 2 * analysis.facts.nbytes(name)
+
+
+def _awaited(analysis: Analysis, graph: LaidOutGraph, line: StageLine) -> Iterator[AwaitedBytes]:
+    """Yield what is sent among replicas and read by further nodes, at the place of what is ready first."""
+    when_of = line.work.when_of
+    nodes = [node for node in analysis.training.graph.nodes if node.name in analysis.main]
+    read = {tensor.name for node in nodes for tensor in node.inputs}
+    sent = sent_along(graph, analysis.order, axis=0).keys() & read
+    behind: dict[str, int] = {}  # tensor -> how many messages it waits for, one behind the other
+    together: dict[int, list[tuple[gs.Node, str]]] = {}
+    for node in nodes:
+        waited = max((behind.get(tensor.name, 0) for tensor in node.inputs), default=0)
+        for tensor in node.outputs:
+            behind[tensor.name] = waited + (tensor.name in sent)
+            if tensor.name in sent:
+                together.setdefault(waited, []).append((node, tensor.name))
+    for messages in together.values():
+        first = messages[0][0].name
+        nbytes = sum(analysis.facts.nbytes(name) for _, name in messages)
+        yield line.places.nodes[first], when_of.get(first, "back"), nbytes

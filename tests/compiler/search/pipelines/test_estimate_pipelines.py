@@ -8,7 +8,7 @@ import pytest
 from partc.compiler.planning.stage_prices import StagePrices
 from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
 from partc.compiler.search.pipelines.step_pipelines import StepPipelines
-from partc.runtime.plan.program import Run
+from partc.runtime.plan.program import Run, Start, Wait
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.compiler.search.test_sent_bytes import MODELS, compiled
 from tests.sampling import sampled
@@ -32,6 +32,26 @@ def test_a_rank_computes_what_it_was_estimated_to(name: str, parts: int, tmp_pat
 
     runs = [each for each in compilation.plan.instructions if isinstance(each, Run)]
     assert estimated == pytest.approx(sum(each.flops for each in runs), rel=WITHIN)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mlp"])
+def test_replicas_wait_for_the_messages_that_were_counted(name: str, tmp_path: Path) -> None:
+    """Of batch normalisations; gradients' sums are counted apart, and nobody waits for them within a step."""
+    compilation = compiled(name, "data=4", tmp_path)
+
+    counted = PipelineEstimate(StepPipelines(compilation)).among_replicas
+
+    starts = {i.tag_id: i for i in compilation.plan.instructions if isinstance(i, Start)}
+    last_sum = max(place for place, i in enumerate(compilation.plan.instructions) if isinstance(i, Start))
+    awaited = [
+        starts[i.tag_id]
+        for place, i in enumerate(compilation.plan.instructions)
+        if isinstance(i, Wait) and place < last_sum
+    ]
+    assert len(counted) == pytest.approx(len(awaited), rel=WITHIN)
+    assert sum(nbytes for *_, nbytes in counted) == pytest.approx(
+        sum(start.payload_bytes for start in awaited), rel=WITHIN
+    )
 
 
 @pytest.mark.parametrize(
