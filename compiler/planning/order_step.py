@@ -45,7 +45,7 @@ from partc.passes.scheduling.order_by_time import (
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
 from partc.passes.scheduling.resources import Resources, Seconds, Time, step_s
-from partc.passes.scheduling.schedule import Chunk, Item, schedule
+from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
 from partc.passes.scheduling.sums_first import sums_first
 from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.runtime.plan.program import Recomputed
@@ -170,7 +170,11 @@ def _in_order(
     has_times = orders_differ(lowered) and not isinstance(cluster, SessionView)
     crosses = has_times and len(lowered.meshes.each) > 1
     slots = ready_slots(lowered, position_of, seconds) if crosses else {}
-    to_sums = partial(sums_first, node_s=lambda node: seconds(Chunk(lowered.site_of[node.name], [node])))
+    to_sums = partial(
+        sums_first,
+        node_s=lambda node: seconds(Chunk(lowered.site_of[node.name], [node])),
+        tail_s=lambda node: sum(each.handed_on_s for each in message_s.levels(Communication((node,), None))),
+    )
     moves_sums = not is_limited and _moves_sums(lowered)
     sooner = [to_sums(lowered, position_of)] if moves_sums else []
     buckets = [in_buckets(lowered, places=places) for places in (None, *sooner)]

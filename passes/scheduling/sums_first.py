@@ -4,7 +4,8 @@
     the sum that is least work away goes first                        b3 b2 b1   a3 a2 a1
                                                                             sum(B)      sum(A)
 
-A sum is on its way while what is left is computed.
+A sum is on its way while what is left is computed. One by levels is handed on within hosts at its end, while
+the next is under way already: what takes long to be handed on begins so much earlier, or the step ends with it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,15 +20,21 @@ Sums = int  # of communications, one bit each
 
 
 def sums_first(
-    lowered: LoweredGraph, position_of: Mapping[str, int], node_s: Callable[[gs.Node], float]
+    lowered: LoweredGraph,
+    position_of: Mapping[str, int],
+    node_s: Callable[[gs.Node], float],
+    tail_s: Callable[[gs.Node], float],
 ) -> dict[str, int]:
-    """Return new places of nodes. `position_of`: lowered node -> place in the original; `node_s`: seconds."""
-    leads_to = _sums_behind(lowered)
+    """Return new places of nodes. `position_of`: lowered node -> place in the original.
+
+    `node_s`: seconds; `tail_s`: of a sum, how long before its end the next may begin.
+    """
+    leads_to, sums = _sums_behind(lowered)
     work_s: dict[Sums, float] = {}
     for node in lowered.nodes:
-        sums = leads_to[node.name]
-        work_s[sums] = work_s.get(sums, 0.0) + (0.0 if is_communication(node) else node_s(node))
-    turn = turns_of(work_s)
+        behind_it = leads_to[node.name]
+        work_s[behind_it] = work_s.get(behind_it, 0.0) + (0.0 if is_communication(node) else node_s(node))
+    turn = turns_of(work_s, {one: tail_s(node) for one, node in sums.items()})
     behind: dict[str, int] = {}  # value -> the place of what it is made of
     keys: dict[str, tuple[float, int, int]] = {}
     for number, node in enumerate(lowered.nodes):
@@ -38,28 +45,33 @@ def sums_first(
     return {name: place for place, name in enumerate(sorted(keys, key=keys.__getitem__))}
 
 
-def _sums_behind(lowered: LoweredGraph) -> dict[str, Sums]:
-    """Return for each node the communications that come of it and that nobody waits for, itself included."""
+def _sums_behind(lowered: LoweredGraph) -> tuple[dict[str, Sums], dict[Sums, gs.Node]]:
+    """Return for each node the communications that come of it and that nobody waits for, itself included.
+
+    And each of these by its bit.
+    """
     ahead = communications_ahead(lowered)
     behind: dict[str, Sums] = {}  # value -> what comes of it
     result: dict[str, Sums] = {}
-    bit = 1
+    node_of: dict[Sums, gs.Node] = {}
     for node in reversed(lowered.nodes):
         found = 0
         for tensor in node.outputs:
             found |= behind.get(tensor.name, 0)
         if is_communication(node) and not ahead[node.name]:
-            found, bit = found | bit, bit << 1
+            bit = 1 << len(node_of)
+            found, node_of[bit] = found | bit, node
         result[node.name] = found
         for tensor in node.inputs:
             behind[tensor.name] = behind.get(tensor.name, 0) | found
-    return result
+    return result, node_of
 
 
-def turns_of(work_s: Mapping[Sums, float]) -> dict[Sums, int]:
+def turns_of(work_s: Mapping[Sums, float], tail_s: Mapping[Sums, float]) -> dict[Sums, int]:
     """Return when nodes have their turn, by the sums that they lead to: with the first of these that is made.
 
-    `work_s`: seconds, of all nodes that lead to the same.
+    `work_s`: seconds, of all nodes that lead to the same; `tail_s`: of each sum, how long before its end the
+    next may begin: a sum that is on its way for so much longer begins so much earlier.
     """
     left_s: dict[Sums, float] = {}
     for sums, seconds in work_s.items():
@@ -68,7 +80,7 @@ def turns_of(work_s: Mapping[Sums, float]) -> dict[Sums, int]:
     turn: dict[Sums, int] = {}
     waiting = set(work_s)
     for number in range(len(left_s)):
-        chosen = min(left_s, key=left_s.__getitem__)
+        chosen = min(left_s, key=lambda one: left_s[one] - tail_s[one])
         del left_s[chosen]
         for sums in [sums for sums in waiting if sums & chosen]:
             turn[sums] = number

@@ -1,5 +1,6 @@
 """Which sums begin first, and that nodes stay behind what they read."""
 
+from collections.abc import Mapping
 from itertools import permutations
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.lowering.lowered_graph import COMMUNICATION_DOMAIN, LoweredGraph
 from partc.passes.scheduling.sums_first import sums_first
+
+
+NO_TAILS: Mapping[str, float] = {}
 
 
 def graph(nodes: dict[str, list[str]]) -> LoweredGraph:
@@ -21,9 +25,13 @@ def graph(nodes: dict[str, list[str]]) -> LoweredGraph:
     return LoweredGraph(Meshes((Mesh("worker", (("data", 2),)),)), made)
 
 
-def in_order(lowered: LoweredGraph, seconds: dict[str, float]) -> list[str]:
+def in_order(
+    lowered: LoweredGraph, seconds: dict[str, float], tail_s: Mapping[str, float] = NO_TAILS
+) -> list[str]:
     places = {node.name: number for number, node in enumerate(lowered.nodes)}
-    new = sums_first(lowered, places, lambda node: seconds.get(node.name, 1.0))
+    new = sums_first(
+        lowered, places, lambda node: seconds.get(node.name, 1.0), lambda node: tail_s.get(node.name, 0.0)
+    )
     return sorted(new, key=new.__getitem__)
 
 
@@ -83,3 +91,28 @@ def test_the_least_work_first_is_the_best_of_all_orders_of_equal_sums() -> None:
     order = [name for name in in_order(graph(nodes), seconds) if name in seconds]
 
     assert took_s(order) == min(took_s(list(each)) for each in permutations(seconds))
+
+
+def test_of_sums_that_are_ready_the_one_that_is_handed_on_longest_goes_first() -> None:
+    """Dense layers on the way back, the largest last: each holds the wire, then is handed on within hosts."""
+    seconds, wire_s = {"n0": 0.1, "n1": 0.1, "n2": 0.1}, {"n0": 1.0, "n1": 4.0, "n2": 9.0}
+    tail_s = {"sum0": 0.5, "sum1": 2.0, "sum2": 6.0}
+    nodes = {"n0": [], "n1": ["n0"], "n2": ["n1"]}
+    nodes |= {f"d{n}": [f"n{n}"] for n in range(3)} | {f"sum{n}": [f"d{n}"] for n in range(3)}
+
+    def took_s(sums: list[str]) -> float:
+        made_s = sent_s = end_s = 0.0
+        for place, name in enumerate(sums):
+            made_s = max(made_s, sum(seconds[f"n{n}"] for n in range(int(name[3:]) + 1)) + 0.1 * (place + 1))
+            sent_s = max(sent_s, made_s) + wire_s[f"n{name[3:]}"]
+            end_s = max(end_s, sent_s + tail_s[name])
+        return end_s
+
+    taken, before = (
+        [name for name in in_order(graph(nodes), dict.fromkeys(nodes, 0.1), tails) if name in tail_s]
+        for tails in (tail_s, NO_TAILS)
+    )
+
+    assert before == ["sum0", "sum1", "sum2"]
+    assert took_s(taken) == min(took_s(list(each)) for each in permutations(tail_s))
+    assert took_s(taken) < took_s(before)
