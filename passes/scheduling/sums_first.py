@@ -5,7 +5,7 @@
                                                                             sum(B)      sum(A)
 
 A sum is on its way while what is left is computed. One by levels is handed on within hosts at its end, while
-the next is under way already: what takes long to be handed on begins so much earlier, or the step ends with it.
+the next is under way already: what takes long to be handed on begins so much earlier.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -11,7 +11,6 @@ from partc.passes.layouts.meshes import Mesh, Meshes
 from partc.passes.lowering.lowered_graph import COMMUNICATION_DOMAIN, LoweredGraph
 from partc.passes.scheduling.sums_first import sums_first
 
-
 NO_TAILS: Mapping[str, float] = {}
 
 
