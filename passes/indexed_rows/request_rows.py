@@ -12,6 +12,8 @@ network once (parallax.txt, section 5.3.2). A node that makes rows smaller, such
 Cast to 16 bits, runs before they return (figure 10).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -29,43 +31,111 @@ from partc.passes.indexed_rows.route_rows import (
 )
 from partc.passes.layouts.decisions import Decision
 from partc.passes.layouts.layouts import REPLICAS, Layout, RequestedRows, Split, served_rows
-from partc.passes.lowering.lowered_graph import constant
+from partc.passes.lowering.lowered_graph import LoweredGraph, constant
 from partc.passes.lowering.lowering import Lowering, RowRequest
 
 
 def request_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
-    """Return, on each owner, the rows that a Gather of the main computation requests of it."""
+    """Return, on each owner, the rows that a Gather of the main computation requests of it.
+
+    They are those of all Gathers that can ask at once: a recurrence looks up each step's words.
+    """
+    if node.name not in lowering.row_requests:
+        _request(lowering, _asked_together(lowering, node, decision), decision)
+    return lowering.row_requests[node.name].rows
+
+
+def _request(lowering: Lowering, nodes: Sequence[gs.Node], decision: Decision) -> None:
+    """Request the rows of Gathers, each of which can do so, as the first of them was decided."""
     out = lowering.out
-    table, indices = node.inputs
-    requested = decision.outputs[0].along(REPLICAS)
+    table, requested = nodes[0].inputs[0], decision.outputs[0].along(REPLICAS)
     assert isinstance(requested, RequestedRows)
     merge = lowering.graph.synchronised.chosen[requested.parameter].local_aggregation
-    ids = lowering.need(indices.name, Layout("worker", *decision.inputs[1].placements))
-    name = f"{node.name}.pull"
-    flat = _flatten(lowering, table.name, indices.name, ids, name)
-    own, inverse = unique(out, flat, f"{name}.own", "worker")
+    name = f"{nodes[0].name}.pull"
+    layout = Layout("worker", *decision.inputs[1].placements)
+    ids = {node.name: lowering.need(node.inputs[1].name, layout) for node in nodes}
+    flat = [
+        _flatten(lowering, table.name, node.inputs[1].name, ids[node.name], f"{node.name}.pull")
+        for node in nodes
+    ]
+    together = out.emit("Concat", flat, f"{name}.ids", INT64, "worker", axis=0) if flat[1:] else flat[0]
+    own, inverse = unique(out, together, f"{name}.own", "worker")
     parts = lowering.graph.replicas if isinstance(decision.inputs[1].along(REPLICAS), Split) else 1
-    drawn = int(np.prod(lowering.facts.shape(indices.name), dtype=np.int64)) / parts
+    shapes = (lowering.facts.shape(node.inputs[1].name) for node in nodes)
+    drawn = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes) / parts
     all_drawn = _all_drawn(lowering, requested.parameter, drawn)
     share = drawn / all_drawn if all_drawn else 0.0  # how many there are only the data may tell
     (host_ids,), host_counts = gather_rows(out, [own], f"{name}.host")
     in_order, host_inverse = sort_ids(out, host_ids, f"{name}.host_unique", "server", merge=merge)
     counts = count_by_owner(out, in_order, requested.parameter, f"{name}.by_owner")
     (requested_ids,), requested_counts = all_to_all_rows(out, [in_order], counts, f"{name}.wanted")
-    request = RowRequest(ids, inverse, host_inverse, host_counts, requested_counts, share, drawn)
-    lowering.row_requests[node.name] = request
+    first = out.first_row(requested.parameter)
+    local = out.emit("Sub", [requested_ids, first], f"{name}.local", INT64, "server")
+    rows = lowering.need(table.name, served_rows(requested.parameter))
+    found = out.emit("Gather", [rows, local], f"{name}.found", lowering.facts.dtypes[table.name], "server")
+    for node, positions in zip(nodes, _cut(out, inverse, flat, name), strict=True):
+        lowering.row_requests[node.name] = RowRequest(
+            ids[node.name], positions, host_inverse, host_counts, requested_counts, share, drawn, found
+        )
     levels: tuple[tuple[gs.Variable, Level], ...]
     levels = ((own, "worker"), (host_ids, "host"), (in_order, "host"), (requested_ids, "host"))
     for value, level in levels:
-        rows_of_ids = _expected(lowering, requested.parameter, request, level)
+        rows_of_ids = _expected(lowering, requested.parameter, lowering.row_requests[nodes[0].name], level)
         out.nbytes[value.name] = round(rows_of_ids * INT64.itemsize)
-    first = out.first_row(requested.parameter)
-    local = out.emit("Sub", [requested_ids, first], f"{name}.local", INT64, "server")
-    dtype = lowering.facts.dtypes[table.name]
-    rows = lowering.need(table.name, served_rows(requested.parameter))
-    gathered = out.emit("Gather", [rows, local], f"{name}.found", dtype, "server")
-    _expect_rows(lowering, node.outputs[0].name, requested, gathered)
-    return gathered
+    _expect_rows(lowering, nodes[0].outputs[0].name, requested, found)
+
+
+def _asked_together(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Node]:
+    """Return a Gather, and all others that ask for rows of its table so, if ids of each come of data alone.
+
+    What is read of the rows on servers is not what another Gather's rows are read for.
+    """
+
+    def can_ask(other: gs.Node) -> bool:
+        asked = lowering.graph.decisions[other.name] if other.op == "Gather" else None
+        return (
+            asked is not None
+            and other.inputs[0] is node.inputs[0]
+            and asked.inputs == decision.inputs
+            and isinstance(asked.outputs[0].along(REPLICAS), RequestedRows)
+            and not _is_read_on_servers(lowering, other.outputs[0])
+            and _is_of_data(lowering, other.inputs[1])
+        )
+
+    return [other for other in node.inputs[0].outputs if can_ask(other)] if can_ask(node) else [node]
+
+
+def _is_read_on_servers(lowering: Lowering, rows: gs.Tensor) -> bool:
+    return any(
+        operand is rows and isinstance(layout.along(REPLICAS), RequestedRows)
+        for reader in rows.outputs
+        for operand, layout in zip(reader.inputs, lowering.graph.decisions[reader.name].inputs, strict=True)
+    )
+
+
+def _is_of_data(lowering: Lowering, tensor: gs.Tensor) -> bool:
+    waiting, known = [tensor], {tensor.name}
+    while waiting:
+        last = waiting.pop()
+        if last.name in lowering.graph.training.variables:
+            return False
+        read = [operand for maker in last.inputs for operand in maker.inputs if operand.name not in known]
+        known.update(operand.name for operand in read)
+        waiting += read
+    return True
+
+
+def _cut(
+    out: LoweredGraph, positions: gs.Variable, flat: Sequence[gs.Tensor], name: str
+) -> Sequence[gs.Variable]:
+    """Cut the positions of ids that were joined where each Gather's begin."""
+    if len(flat) == 1:
+        return [positions]
+    sizes = [out.emit("Shape", [ids], f"{ids.name}.size", INT64, "worker") for ids in flat]
+    ends = out.emit("Concat", sizes, f"{name}.sizes", INT64, "worker", axis=0)
+    parts = [gs.Variable(f"{name}.positions.{number}", dtype=INT64) for number in range(len(flat))]
+    out.append(gs.Node("Split", f"{name}.cut", {"axis": 0}, [positions, ends], list(parts)), "worker")
+    return parts
 
 
 def run_on_requested_rows(lowering: Lowering, node: gs.Node, decision: Decision) -> gs.Tensor:
@@ -101,13 +171,15 @@ def return_rows(lowering: Lowering, tensor: str, requested: RequestedRows) -> gs
     rows = lowering.need(tensor, Layout("server", requested))
     request = lowering.row_requests[requested.gather]
     name = rows.name
-    (back,), _ = all_to_all_rows(out, [rows], request.requested_counts, f"{name}.back")
-    spread = out.emit("Gather", [back, request.host_inverse], f"{name}.spread", rows.dtype, "server")
-    host = _expected(lowering, requested.parameter, request, "host")
-    worker = _expected(lowering, requested.parameter, request, "worker")
-    out.nbytes[spread.name] = round(out.nbytes[rows.name] * worker / max(host, 1.0))
-    own = scatter_rows(out, spread, request.host_counts, f"{name}.scattered")
-    ordered = out.emit("Gather", [own, request.inverse], f"{name}.ordered", rows.dtype, "worker")
+    if name not in lowering.returned:
+        (back,), _ = all_to_all_rows(out, [rows], request.requested_counts, f"{name}.back")
+        spread = out.emit("Gather", [back, request.host_inverse], f"{name}.spread", rows.dtype, "server")
+        host = _expected(lowering, requested.parameter, request, "host")
+        worker = _expected(lowering, requested.parameter, request, "worker")
+        out.nbytes[spread.name] = round(out.nbytes[rows.name] * worker / max(host, 1.0))
+        lowering.returned[name] = scatter_rows(out, spread, request.host_counts, f"{name}.scattered")
+    own = lowering.returned[name]
+    ordered = out.emit("Gather", [own, request.inverse], f"{tensor}.ordered", rows.dtype, "worker")
     return _unflatten(lowering, tensor, requested, request.ids, ordered)
 
 

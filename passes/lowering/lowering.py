@@ -45,15 +45,16 @@ TAGS = {
 
 @dataclass(frozen=True)
 class RowRequest:
-    """One Gather's ids on their way, and how their rows find the way back."""
+    """One Gather's ids on their way, maybe with those of others, and how their rows find the way back."""
 
     ids: gs.Tensor  # as the worker has them, any shape
     inverse: gs.Variable  # worker: position of each id among those it sent
     host_inverse: gs.Variable  # server: position of each worker's id among the host's
     host_counts: gs.Variable  # server: ids of each worker
     requested_counts: gs.Variable  # owner: ids of each server
-    share: float  # of one worker's ids of the table that are this Gather's
-    drawn: float  # ids of one worker
+    share: float  # of one worker's ids of the table that are asked for at once
+    drawn: float  # of these, ids of one worker
+    rows: gs.Variable  # owner: what was asked for at once
 
 
 class Lowering(LocalSizes, ABC):
@@ -67,6 +68,7 @@ class Lowering(LocalSizes, ABC):
         self.exchanged: dict[str, tuple[gs.Variable, gs.Variable]] = {}
         self.reduced: dict[str, gs.Variable] = {}
         self.row_requests: dict[str, RowRequest] = {}  # Gather -> its ids on their way
+        self.returned: dict[str, gs.Variable] = {}  # rows on their owners -> the same back on the workers
         self.gathered: dict[str, gs.Variable] = {}  # parameter -> how many slices each server owns
         self._tensors = graph.training.graph.tensors()
 
