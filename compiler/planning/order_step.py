@@ -30,6 +30,7 @@ from partc.passes.scheduling.bucket_communications import (
     bucket_communications,
     whole_shapes,
 )
+from partc.passes.scheduling.cut_at_arrivals import cut_at_arrivals
 from partc.passes.scheduling.divide_pieces import BucketPiece, divide_pieces
 from partc.passes.scheduling.fill_gaps import fill_gaps
 from partc.passes.scheduling.join_sums import join_sums
@@ -45,7 +46,7 @@ from partc.passes.scheduling.order_by_time import (
 from partc.passes.scheduling.place_gathers import gather_again, place_gathers
 from partc.passes.scheduling.recompute import Cutter, Recomputation
 from partc.passes.scheduling.resources import Resources, Seconds, Time, step_s
-from partc.passes.scheduling.schedule import Chunk, Communication, Item, schedule
+from partc.passes.scheduling.schedule import Chunk, Item, schedule
 from partc.passes.scheduling.sums_first import sums_first
 from partc.passes.search.operators.forward_nodes import forward_nodes
 from partc.runtime.plan.program import Recomputed
@@ -97,7 +98,7 @@ def order_step(
 
     fewer, quickest, gathered = in_turns(orders[0])
     if len(orders) > 1 and not is_limited:  # what is computed sooner may be kept longer
-        fewer = in_turns(orders[1])[0]
+        fewer = in_turns(orders[-1])[0]
     turns, recomputed = fewer if is_limited else quickest, None
     if strategy.recompute_bytes is not None:
         limit_bytes = strategy.recompute_bytes
@@ -173,7 +174,7 @@ def _in_order(
     to_sums = partial(
         sums_first,
         node_s=lambda node: seconds(Chunk(lowered.site_of[node.name], [node])),
-        tail_s=lambda node: sum(each.handed_on_s for each in message_s.levels(Communication((node,), None))),
+        tail_s=message_s.handed_on_s,
     )
     moves_sums = not is_limited and _moves_sums(lowered)
     sooner = [to_sums(lowered, position_of)] if moves_sums else []
@@ -189,7 +190,11 @@ def _in_order(
         leading = lead_first(lowered, position_of)
         schedules = _schedules(lowered, seconds, message_s, cluster, is_limited)
         orders += [order_by_time(lowered, timed, leading, times_of) for times_of in schedules]
-    return _quickest(orders, lowered, cluster, message_s), repeated
+    quickest = _quickest(orders, lowered, cluster, message_s)
+    if repeated.count > 1 or is_limited:
+        return quickest, repeated
+    cut = cut_at_arrivals(quickest[0], seconds)
+    return [*_quickest([quickest[0], cut], lowered, cluster, message_s), *quickest[1:]], repeated
 
 
 def _moves_sums(lowered: LoweredGraph) -> bool:

@@ -40,6 +40,12 @@ class MessagePrices:
             return tuple(map(self._to_servers.level, levels))
         return (self._along(message, site) if is_along(node.op) else self._between(message, site, to),)
 
+    def handed_on_s(self, node: gs.Node) -> float:
+        """Return how long before its end others may follow what would be sent alone: a sum by levels."""
+        if node.op != "AllReduce" or node.attrs["site"] == "server":
+            return 0.0
+        return self._along(Communication((node,), None), node.attrs["site"]).handed_on_s
+
     def _along(self, message: Communication, site: Site) -> MessageLevel:
         op, axes, nbytes = message.nodes[0].op, message.nodes[0].attrs["axes"], self._nbytes(message)
         assert is_along(op)

@@ -10,6 +10,7 @@ the next is under way already: what takes long to be handed on begins so much ea
 
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
+from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
 
@@ -67,7 +68,9 @@ def _sums_behind(lowered: LoweredGraph) -> tuple[dict[str, Sums], dict[Sums, gs.
     return result, node_of
 
 
-def turns_of(work_s: Mapping[Sums, float], tail_s: Mapping[Sums, float]) -> dict[Sums, int]:
+def turns_of(
+    work_s: Mapping[Sums, float], tail_s: Mapping[Sums, float] = MappingProxyType({})
+) -> dict[Sums, int]:
     """Return when nodes have their turn, by the sums that they lead to: with the first of these that is made.
 
     `work_s`: seconds, of all nodes that lead to the same; `tail_s`: of each sum, how long before its end the
@@ -80,7 +83,7 @@ def turns_of(work_s: Mapping[Sums, float], tail_s: Mapping[Sums, float]) -> dict
     turn: dict[Sums, int] = {}
     waiting = set(work_s)
     for number in range(len(left_s)):
-        chosen = min(left_s, key=lambda one: left_s[one] - tail_s[one])
+        chosen = min(left_s, key=lambda one: left_s[one] - tail_s.get(one, 0.0))
         del left_s[chosen]
         for sums in [sums for sums in waiting if sums & chosen]:
             turn[sums] = number
