@@ -8,7 +8,7 @@ what they do to rows and parts: unique-ids, sum, lookup, average, copy, arrange.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -28,6 +28,7 @@ LEAST_SHARE = 0.1  # of the nodes of the user's graph: a phase that has fewer is
 # The first of these ops that a segment has tells what is done where nothing is the user's.
 DEEDS = (("unique-ids", "Unique"), ("sum", "SumRows"), ("lookup", "Gather"), ("average", "Mul"))
 KEY = "partc."  # what names of metadata begin with
+PULL = ".pull."  # behind a lookup's name, of what requests its rows
 SOURCE = "partc.source_node"  # of a segment's node: the user's node that it stands for
 
 
@@ -50,7 +51,7 @@ class SegmentTitler:
         self, analysis: Analysis, lowered: LoweredGraph, ranks: Mapping[Site, Sequence[int]], most: int
     ) -> None:
         self._phase_of = _phases(analysis)
-        self._original = lowered.original
+        self._original, self._asked_with = lowered.original, lowered.asked_with
         self._source_of = _sources(analysis.training.source, lowered)
         self._ranks = ranks
         self._digits = max(2, len(str(most)))
@@ -70,10 +71,16 @@ class SegmentTitler:
         for node in model.graph.node:
             if (source := self._source_of.get(node.name)) is not None:
                 node.metadata_props.add(key=SOURCE, value=source)
-        return title, {self._source_of[node.name] for node in chunk.nodes if node.name in self._source_of}
+        return title, set(self._sources_of(chunk))
+
+    def _sources_of(self, chunk: Chunk) -> Iterator[str]:
+        """Yield the user's nodes that a segment's stand for, lookups with all that are requested at once."""
+        for node in chunk.nodes:
+            if (source := self._source_of.get(node.name)) is not None:
+                yield source
+                yield from self._asked_with.get(source, ()) if PULL in node.name else ()
 
     def _title(self, chunk: Chunk) -> SegmentTitle:
-        sources = [self._source_of[node.name] for node in chunk.nodes if node.name in self._source_of]
         originals = [self._original[node.name] for node in chunk.nodes if node.name in self._original]
         counts = Counter(self._phase_of.get(name, "update") for name in originals)
         turn = _turn(chunk)
@@ -92,7 +99,7 @@ class SegmentTitler:
             "mesh": chunk.site,
             "ranks": ranks,
             "phases": phases,
-            "source_nodes": msgspec.json.encode(list(dict.fromkeys(sources))).decode(),
+            "source_nodes": msgspec.json.encode(list(dict.fromkeys(self._sources_of(chunk)))).decode(),
         }
         return SegmentTitle(metadata["segment"], doc, metadata)
 
@@ -111,7 +118,7 @@ def _sources(source: bytes, lowered: LoweredGraph) -> dict[str, str]:
         if name in theirs:
             sources[node] = name
     for copy in lowered.nodes:
-        name, pull, _ = copy.name.partition(".pull.")
+        name, pull, _ = copy.name.partition(PULL)
         if pull and name in theirs:
             sources[copy.name] = name
     return sources

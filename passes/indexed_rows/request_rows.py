@@ -73,6 +73,7 @@ def _request(lowering: Lowering, nodes: Sequence[gs.Node], decision: Decision) -
     local = out.emit("Sub", [requested_ids, first], f"{name}.local", INT64, "server")
     rows = lowering.need(table.name, served_rows(requested.parameter))
     found = out.emit("Gather", [rows, local], f"{name}.found", lowering.facts.dtypes[table.name], "server")
+    out.asked_with[nodes[0].name] = tuple(node.name for node in nodes[1:])
     for node, positions in zip(nodes, _cut(out, inverse, flat, name), strict=True):
         lowering.row_requests[node.name] = RowRequest(
             ids[node.name], positions, host_inverse, host_counts, requested_counts, share, drawn, found

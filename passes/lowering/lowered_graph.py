@@ -174,6 +174,7 @@ class LoweredGraph:
     nbytes: dict[str, int] = field(default_factory=dict)  # one rank's share, expected
     flops: dict[str, int] = field(default_factory=dict)  # compute node -> one rank's operations
     original: dict[str, str] = field(default_factory=dict)  # compute node -> the node it stands for
+    asked_with: dict[str, tuple[str, ...]] = field(default_factory=dict)  # lookup -> others of its request
     functions: dict[str, onnx.FunctionProto] = field(default_factory=dict)  # by name, those of parts too
     constants: dict[str, RankConstant] = field(default_factory=dict)  # value -> what each rank is given
     _emitted: dict[str, gs.Variable] = field(default_factory=dict)
