@@ -58,6 +58,7 @@ from partc.runtime.errors import (
     UnsupportedModel,
     naming,
 )
+from partc.runtime.jobs.job_folder import locked_folder
 from partc.runtime.log import log
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 
@@ -114,6 +115,13 @@ def compile_step(
     `show_priced` is told of each change that `options.what_if` prices.
     """
     check_output_folder(Path(out), options.force)
+    with locked_folder(Path(out)):
+        return _compile_into(Path(out), train, cluster, options, show_priced)
+
+
+def _compile_into(
+    out: Path, train: Train, cluster: str | Path | Cluster, options: Options, show_priced: ShowPriced
+) -> Compilation:
     if options.what_if and options.asynchronous:
         raise BadUsage(
             "workers that do not wait for each other have no common step to price",
@@ -133,7 +141,7 @@ def compile_step(
             compilation.price_changes = PriceChanges(
                 lambda: _read_graph(train, options.options), machines, options, show_priced
             )
-        return write_plan(compilation, Path(out))
+        return write_plan(compilation, out)
 
 
 def decide_step(train: Train, cluster: str | Path | Cluster, out: str | Path, options: Options) -> Strategy:

@@ -1,6 +1,7 @@
 """What get_runner returns: a running job, stepped by the user's script, or an asynchronous one."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.interactive.share_feeds import ReplicaFeeds
 from partc.runtime.interactive.stepper import Stepper
 from partc.runtime.jobs.job import Checkpoints
+from partc.runtime.jobs.job_folder import locked_folder
 from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder
@@ -153,16 +155,19 @@ class SteppedTraining:
         read_by_ranks = data.name if data is not None and data.name is not None else ""
         self._folder, self._plan, self._options = plan, plan.plan, options
         self._outputs = {output.name for output in self._plan.outputs}
-        self._stepper = Stepper(
-            plan,
-            data=read_by_ranks,
-            timeout_s=options.timeout_s,
-            seed=options.seed,
-            stop_when_diverged=options.stop_when_diverged,
-            checkpoints=options.checkpoints,
-            traced_steps=options.traced_steps,
-            redirect=options.redirect,
-        )
+        with ExitStack() as begun:
+            begun.enter_context(locked_folder(plan.path))
+            self._stepper = Stepper(
+                plan,
+                data=read_by_ranks,
+                timeout_s=options.timeout_s,
+                seed=options.seed,
+                stop_when_diverged=options.stop_when_diverged,
+                checkpoints=options.checkpoints,
+                traced_steps=options.traced_steps,
+                redirect=options.redirect,
+            )
+            self._at_the_end = begun.pop_all()
         self._rows: Iterator[tuple[Batch, ...]] | None = None
         if data is not None and not read_by_ranks:
             rows = zip(*data.streams(plan.plan.replicas), strict=False)
@@ -206,7 +211,8 @@ class SteppedTraining:
 
     def close(self) -> None:
         """End the daemons, and write the trace that was asked for."""
-        self._stepper.close()
+        with self._at_the_end:
+            self._stepper.close()
         times, replica = self._stepper.times, self._options.traced_replica
         if self._options.trace is not None and times:
             own = {rank.rank for rank in self._plan.ranks if replica in (None, rank.replica)}

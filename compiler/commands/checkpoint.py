@@ -1,5 +1,6 @@
 """`partc checkpoint`: what a training was saved as."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,7 @@ from partc.runtime.checkpoints.manifest import (
 )
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.errors import BadCheckpoint
+from partc.runtime.jobs.job_folder import locked_folder
 from partc.runtime.plan.plan_folder import read_plan_folder
 
 EPILOG = "Example: partc checkpoint export out -o trained.onnx"
@@ -85,7 +87,8 @@ def export(
     verify_checkpoint(chosen)
     stored = StoredValues(chosen)
     stored.check(plan.plan)
-    write_forward_model(plan, stored.whole(), output)
+    with locked_folder(out) if output.resolve().is_relative_to(out.resolve()) else nullcontext():
+        write_forward_model(plan, stored.whole(), output)
     tell(f"forward model with the variables after step {stored.manifest.position.step} -> {output}")
     answer(Exported(stored.manifest.position.step, str(output)))
 

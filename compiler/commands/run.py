@@ -25,11 +25,13 @@ from partc.compiler.recompile import HostsLeft
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.runtime.asynchronous.sessions.session import plan_of_data
+from partc.runtime.checkpoints.training_folders import training_folders
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.engines.external_launch import check_place, take_place
 from partc.runtime.errors import BadUsage
 from partc.runtime.execution.recorder import MIDDLE, TracedSteps
 from partc.runtime.jobs.job import Checkpoints, JobMessage, Notice, Progress, Restarted
+from partc.runtime.jobs.job_folder import locked_folder
 from partc.runtime.jobs.launcher import OnProgress
 from partc.runtime.jobs.metrics import METRICS_FILE
 from partc.runtime.jobs.metrics_port import MetricsPort
@@ -72,42 +74,46 @@ def run_command(
     place = take_place()
     if trace is not None:
         check_output_file(trace)
-    folder = read_plan_folder(out)
-    if place is not None:
-        check_place(place, len(folder.plan.ranks), restarts or 0, bool(folder.plan.asynchronous))
-    steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
-    checkpoint_folder = checkpoints_of(out, checkpoints).resolve()
-    _check_min_hosts(min_hosts, restarts)
-    traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else _untold(folder.plan)
-    endpoint = parse_endpoint(metrics_port, "--metrics-port")
-    hosts_left, last_loss = HostsLeft(folder, min_hosts, note), _LastLoss()
-    with _telling(hosts_left, steps, endpoint, last_loss) as on_progress:
+    with ExitStack() as at_the_end:  # from before the plan is read until its variables are written
+        at_the_end.enter_context(locked_folder(out))
+        folder = read_plan_folder(out)
+        if place is not None:
+            check_place(place, len(folder.plan.ranks), restarts or 0, bool(folder.plan.asynchronous))
+        steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
+        checkpoint_folder = checkpoints_of(out, checkpoints).resolve()
+        _check_min_hosts(min_hosts, restarts)
+        traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else _untold(folder.plan)
+        endpoint = parse_endpoint(metrics_port, "--metrics-port")
+        saves = Checkpoints(str(checkpoint_folder), steps_apart, seconds_apart, keep)
+        at_the_end.enter_context(training_folders(out, saves))
+        hosts_left, last_loss = HostsLeft(folder, min_hosts, note), _LastLoss()
+        with _telling(hosts_left, steps, endpoint, last_loss) as on_progress:
 
-        def restart(text: str) -> None:
-            note(text)
-            on_progress(Restarted("all ranks"))
+            def restart(text: str) -> None:
+                note(text)
+                on_progress(Restarted("all ranks"))
 
-        def train(resume: bool) -> TrainingResult:
-            return Runner(hosts_left.folder, place=place).train(
-                data,
-                steps,
-                shuffle=shuffle,
-                seed=seed,
-                stop_when_diverged=on_nan == "stop",
-                outputs="none",
-                on_progress=on_progress,
-                timeout_s=timeout,
-                traced_steps=traced,
-                staleness=staleness,
-                checkpoints=Checkpoints(str(checkpoint_folder), steps_apart, seconds_apart, keep),
-                resume=resume,
-                metrics=out / METRICS_FILE,
-                worker_restarts=WORKER_RESTARTS if restarts is None else restarts,
-                tells_waiting=endpoint is not None,
-            )
+            def train(resume: bool) -> TrainingResult:
+                return Runner(hosts_left.folder, place=place).train(
+                    data,
+                    steps,
+                    shuffle=shuffle,
+                    seed=seed,
+                    stop_when_diverged=on_nan == "stop",
+                    outputs="none",
+                    on_progress=on_progress,
+                    timeout_s=timeout,
+                    traced_steps=traced,
+                    staleness=staleness,
+                    checkpoints=saves,
+                    resume=resume,
+                    metrics=out / METRICS_FILE,
+                    worker_restarts=WORKER_RESTARTS if restarts is None else restarts,
+                    tells_waiting=endpoint is not None,
+                )
 
-        result = train_with_restarts(train, restarts or 0, resume, restart, look=hosts_left.look)
-    return _tell_result(hosts_left.folder, result, steps, checkpoint_folder, trace, last_loss.loss)
+            result = train_with_restarts(train, restarts or 0, resume, restart, look=hosts_left.look)
+        return _tell_result(hosts_left.folder, result, steps, checkpoint_folder, trace, last_loss.loss)
 
 
 def _check_min_hosts(min_hosts: int, restarts: int | None) -> None:

@@ -11,7 +11,7 @@ from partc.compiler.model_files.model_file import read_model
 from partc.compiler.model_files.write_model import write_model
 from partc.runtime.data.checkpoint import TensorFile, map_arrays, whole_tensors
 from partc.runtime.jobs.results import TRAINED_FILE
-from partc.runtime.plan.plan_folder import PlanFolder
+from partc.runtime.plan.plan_folder import PlanFolder, check_file
 
 DEPLOYED = "trained.onnx"
 
@@ -27,7 +27,9 @@ def write_forward_model(folder: PlanFolder, variables: Iterable[TensorFile], pat
     """Write a forward model: its outputs, computed from data with those of the variables that they need.
 
     The outputs are those recorded by `partc grad`; of a foreign graph, those that are no next value.
+    Raises BadPlan where the plan's model was changed.
     """
+    check_file(folder, folder.plan.model)
     model = read_model(folder.path / folder.plan.model)
     bindings = read_bindings(model, None)
     following = set(bindings.state.values())

@@ -1,8 +1,8 @@
 """The folder of a plan: written beside its place, renamed when complete.
 
 A failed compilation leaves nothing half-written, and never harms an earlier result: what a killed one wrote
-is removed by the next of that name. Of an earlier plan's folder only what that plan lists goes; whatever else
-lies there stays.
+is removed by the next of that name. Nothing is written into a folder that a training holds. Of an earlier
+plan's folder only what that plan lists goes; whatever else lies there stays.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from partc.compiler.output.title_segments import SegmentTitle
 from partc.passes.graph.training_graph import InitialValue, MadeTensor, StoredTensor, TrainingGraph
 from partc.runtime.data.checkpoint import TensorFile, write_tensors
 from partc.runtime.errors import BadUsage
-from partc.runtime.jobs.job_folder import held_folder
+from partc.runtime.jobs.job_folder import held_folder, locked_folder
 from partc.runtime.log import log
 from partc.runtime.plan.variables import Initial, Made, Stored
 
@@ -42,6 +42,7 @@ class PlanFiles:
         check_output_folder(self.out, self._force)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as begun:
+            begun.enter_context(locked_folder(self.out))
             temporary = begun.enter_context(held_folder(self.out.parent, f".{self.out.name}.compile-"))
             self.folder = temporary / "plan"
             (self.folder / "segments").mkdir(parents=True)
@@ -57,7 +58,11 @@ class PlanFiles:
     ) -> None:
         with self._at_the_end:
             if error is None:
-                _swap(self.folder, self.out)
+                with (
+                    locked_folder(self.out),
+                    locked_folder(self.folder),
+                ):
+                    _swap(self.folder, self.out)
 
     def save_segment(self, model: onnx.ModelProto, name: str) -> str:
         """Store a segment under its name, which no other has."""

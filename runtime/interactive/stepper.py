@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.checkpoints.resume import DataAsked, StartPoint, resume_from
+from partc.runtime.checkpoints.training_folders import training_folders
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.data.sample_files import is_of_samples
@@ -85,7 +86,11 @@ class Stepper:
         folder = plan if isinstance(plan, PlanFolder) else read_plan_folder(plan)
         _check_synchronous(folder.plan)
         self.plan = folder.plan
-        self.begun = _begin(folder.plan, checkpoints, seed, data)
+        with ExitStack() as held:
+            if checkpoints is not None:
+                held.enter_context(training_folders(folder.path, checkpoints))
+            self.begun = _begin(folder.plan, checkpoints, seed, data)
+            self._at_the_end = held.pop_all()
         self.steps = self.begun.step  # trained so far
         self.times: dict[int, RankTimes] = {}  # rank -> the traced steps
         self._path = folder.path
@@ -98,7 +103,6 @@ class Stepper:
         self._stop = StopSignals()
         self._is_closed = False
         self._daemons = threading.Thread(target=self._watch, daemon=True)
-        self._at_the_end = ExitStack()
         job = Job(
             plan_folder=str(folder.path.resolve()),
             steps=0,

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import refuse_others
 from partc.runtime.checkpoints.resume import DataAsked, StartPoint, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
+from partc.runtime.checkpoints.training_folders import training_folders
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import (
     check_total_batch,
@@ -124,48 +126,55 @@ class Runner:
         waited. `redirect`: a folder that takes what each process prints, a file for each.
 
         Raises the error of the rank that failed first, NotSaved if the last checkpoint could not be written,
-        and CopiesDiffer if `save` is asked and replicas are not equal in the end.
+        CopiesDiffer if `save` is asked and replicas are not equal in the end, and BadUsage while another
+        process trains in the plan's folder or that of the checkpoints.
         """
         _check_request(steps, timeout_s, read_after, save and keep_in is not None)
         _check_sizes(sizes or {}, self._folder.plan)
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
         asked = DataAsked(str(data) if isinstance(data, str | Path) else "", shuffle)
-        start = self._begin(steps, seed, asked, checkpoints, resume, on_progress)
-        if start.checkpoint is not None and start.step == steps:
-            return self._already_trained(start.checkpoint, start.step, save)
-        traced = middle_of(start.step + 1, steps) if traced_steps == MIDDLE else traced_steps
-        _check_traced(traced, start.step, steps)
-        lag = start.furthest - min(start.workers, default=start.step)  # of the slowest asynchronous worker
-        with job_folder(self._folder.path) as folder:
-            consumed = start.batches - lag
-            staged, data_sizes = self._stage(data, consumed, steps - start.furthest + lag, folder)
-            job = Job(
-                plan_folder=str(self._folder.path.resolve()),
-                steps=steps - start.step,
-                data=staged,
-                is_shuffled=shuffle,
-                seed=start.seed,
-                sizes=data_sizes | dict(sizes or {}),
-                read_after=tuple(sorted(read_after)),
-                stop_when_diverged=stop_when_diverged,
-                outputs=outputs,
-                has_initial=initial is not None,
-                deadline_s=_RANKS_SHARE * timeout_s,
-                traced_steps=traced,
-                first_step=start.step,
-                first_batch=start.batches,
-                data_from=0 if isinstance(data, str | Path) else consumed,
-                data_name=asked.name,
-                resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
-                checkpoints=checkpoints,
-                metrics_file="" if metrics is None else str(metrics.resolve()),
-                worker_steps=start.workers,
-                tells_waiting=tells_waiting,
-            )
-            write_job(folder, job, initial)
-            rules = Rules(start.workers, staleness, worker_restarts, checkpoints)
-            result = self._play(folder, job, rules, on_progress, timeout_s, redirect)
-            return self._keep(folder, job, result, save, keep_in)
+        with self._folders(save, checkpoints):
+            start = self._begin(steps, seed, asked, checkpoints, resume, on_progress)
+            if start.checkpoint is not None and start.step == steps:
+                return self._already_trained(start.checkpoint, start.step, save)
+            traced = middle_of(start.step + 1, steps) if traced_steps == MIDDLE else traced_steps
+            _check_traced(traced, start.step, steps)
+            slowest = min(start.workers, default=start.step)  # of asynchronous workers
+            lag = start.furthest - slowest
+            with job_folder(self._folder.path) as folder:
+                consumed = start.batches - lag
+                staged, data_sizes = self._stage(data, consumed, steps - start.furthest + lag, folder)
+                job = Job(
+                    plan_folder=str(self._folder.path.resolve()),
+                    steps=steps - start.step,
+                    data=staged,
+                    is_shuffled=shuffle,
+                    seed=start.seed,
+                    sizes=data_sizes | dict(sizes or {}),
+                    read_after=tuple(sorted(read_after)),
+                    stop_when_diverged=stop_when_diverged,
+                    outputs=outputs,
+                    has_initial=initial is not None,
+                    deadline_s=_RANKS_SHARE * timeout_s,
+                    traced_steps=traced,
+                    first_step=start.step,
+                    first_batch=start.batches,
+                    data_from=0 if isinstance(data, str | Path) else consumed,
+                    data_name=asked.name,
+                    resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
+                    checkpoints=checkpoints,
+                    metrics_file="" if metrics is None else str(metrics.resolve()),
+                    worker_steps=start.workers,
+                    tells_waiting=tells_waiting,
+                )
+                write_job(folder, job, initial)
+                rules = Rules(start.workers, staleness, worker_restarts, checkpoints)
+                result = self._play(folder, job, rules, on_progress, timeout_s, redirect)
+                return self._keep(folder, job, result, save, keep_in)
+
+    def _folders(self, save: bool, checkpoints: Checkpoints | None) -> AbstractContextManager[None]:
+        """Hold what a training writes: nothing, where nothing is saved."""
+        return training_folders(self._folder.path, checkpoints) if save or checkpoints else nullcontext()
 
     def _begin(
         self,

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from partc.runtime.errors import BadPlan, naming
+from partc.runtime.jobs.job_folder import locked_folder
 from partc.runtime.plan.check_program import check_program
 from partc.runtime.plan.check_references import check_references
 from partc.runtime.plan.device_index import check_device_index, indices_in, write_device_index
@@ -58,9 +59,9 @@ def open_plan_folder(path: Path | str) -> PlanFolder:
 
 def faults_of_files(plan: Plan, folder: Path) -> Iterator[BadPlan]:
     """Yield what is wrong with the files that a plan names: missing, outside of its folder, or changed."""
-    for name, expected in plan.files.items():
+    for name in plan.files:
         try:
-            _check_file(folder, name, expected)
+            check_file(PlanFolder(plan, folder), name)
         except BadPlan as fault:
             yield fault
 
@@ -68,9 +69,14 @@ def faults_of_files(plan: Plan, folder: Path) -> Iterator[BadPlan]:
 def seal_plan_folder(path: Path | str) -> list[str]:
     """Accept a plan that was edited by hand: check it and write its hashes anew. Raises BadPlan.
 
-    Returns what had another hash: files, and plan.json.
+    Returns what had another hash: files, and plan.json. Raises BadUsage while the plan is being trained.
     """
     folder = Path(path)
+    with locked_folder(folder):
+        return _seal(folder)
+
+
+def _seal(folder: Path) -> list[str]:
     plan = _read(folder)
     files = {name: sha256_of_file(_path_of(folder, name)) for name in plan.files}
     _check_program(plan, folder)
@@ -141,7 +147,9 @@ def _path_of(folder: Path, name: str) -> Path:
     return path
 
 
-def _check_file(folder: Path, name: str, expected: str) -> None:
+def check_file(plan_folder: PlanFolder, name: str) -> None:
+    """Hold a file of a plan against its hash. Raises BadPlan."""
+    folder, expected = plan_folder.path, plan_folder.plan.files[name]
     path = _path_of(folder, name)
     actual = sha256_of_file(path)
     if actual != expected:

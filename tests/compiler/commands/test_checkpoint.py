@@ -1,6 +1,7 @@
 """`partc run --save-every`, `--resume`, and `partc checkpoint`."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from tests.checks.command_line import PAIR, done, make_mlp, partc, refused
+from tests.checks.command_line import PAIR, done, hashes_of, make_mlp, partc, refused
+from tests.checks.held_folders import held_by_another
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,23 @@ def test_checkpoints_are_listed_verified_and_exported(folder: Path) -> None:
     ]
     assert not np.array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[1], results[2])
+
+
+def test_what_a_training_holds_nobody_else_writes(folder: Path, tmp_path: Path) -> None:
+    out, held = folder / "out", {"what": "is training or writing in this folder", "fix": "wait for its end"}
+    other = shutil.copytree(out, tmp_path / "other")
+    before = hashes_of(out)
+
+    with held_by_another(out), held_by_another(out / "checkpoints"):
+        refused("run", out, "--steps", 9, "--resume", **held, at=str(out))
+        refused("compile", folder / "train.onnx", "-c", PAIR, "-o", out, "--force", **held, at=str(out))
+        refused("seal", out, **held, at=str(out))
+        refused("checkpoint", "export", out, "-o", out / "trained.onnx", **held, at=str(out))
+        shared = ("--checkpoints", out / "checkpoints")
+        refused("run", other, "--steps", 9, "--resume", *shared, **held, at=str(out / "checkpoints"))
+        done("checkpoint", "export", out, "-o", tmp_path / "model.onnx")
+
+    assert hashes_of(out) == before
 
 
 def test_a_run_goes_on_in_another_plan(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import partc
 from partc.compiler.output.deploy import write_trained_model
 from partc.runtime.data.checkpoint import write_arrays
+from partc.runtime.errors import BadPlan
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
@@ -89,6 +90,15 @@ def test_writing_the_trained_model_leaves_the_plan_valid(folder: PlanFolder) -> 
     write_trained_model(folder)
 
     assert read_plan_folder(folder.path).plan == folder.plan
+
+
+def test_variables_are_not_put_into_another_model_than_they_were_trained_in(folder: PlanFolder) -> None:
+    train(folder)
+    model = folder.path / "train.onnx"
+    model.write_bytes(model.read_bytes().replace(b"logits", b"bitlog"))
+
+    with pytest.raises(BadPlan, match="a file of the plan was changed"):
+        write_trained_model(folder)
 
 
 def test_a_trained_model_drops_nothing(tmp_path: Path) -> None:

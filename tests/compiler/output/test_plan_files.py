@@ -1,8 +1,10 @@
 """A plan's folder appears whole or not at all, and holds what it says it holds."""
 
+import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,7 @@ from partc.runtime.plan.variables import Constant, Made, Stored
 from tests.builders.graphs.foreign_steps import ADAM, SGD, parse
 from tests.builders.plans.compiled_steps import compile_step, import_text
 from tests.checks.command_line import hashes_of
+from tests.checks.held_folders import held_by_another
 
 EMPTY = "graph () => (float y) { y = Constant <value = float {1.0}> () }"
 
@@ -173,6 +176,23 @@ def test_files_of_the_user_s_are_not_removed_where_a_compilation_is_killed_while
     compile_step(import_text(SGD), out)
 
     assert [path.read_text() for path in tmp_path.rglob("diary.txt")] == ["dear diary"]
+
+
+def test_a_plan_that_is_trained_is_not_replaced_also_where_its_training_began_later(tmp_path: Path) -> None:
+    out = compile_step(import_text(SGD), tmp_path / "out").folder.path
+    before = (out / "plan.json").read_bytes()
+
+    with held_by_another(out), pytest.raises(BadUsage, match="fix: wait for its end"):
+        compile_step(import_text(ADAM), out)
+    with ExitStack() as meanwhile:
+        files = PlanFiles(tmp_path / "new")
+        files.__enter__()
+        shutil.copytree(out, tmp_path / "new")  # somebody else compiles there, and trains
+        meanwhile.enter_context(held_by_another(tmp_path / "new"))
+        with pytest.raises(BadUsage, match="fix: wait for its end"):
+            files.__exit__(None, None, None)
+
+    assert (out / "plan.json").read_bytes() == (tmp_path / "new" / "plan.json").read_bytes() == before
 
 
 def test_a_link_to_a_plans_folder_stays_a_link(tmp_path: Path) -> None:

@@ -8,7 +8,11 @@ import threading
 import time
 from pathlib import Path
 
-from partc.runtime.jobs.job_folder import job_folder
+import pytest
+
+from partc.runtime.errors import BadUsage
+from partc.runtime.jobs.job_folder import job_folder, locked_folder
+from tests.checks.held_folders import held_by_another
 
 HOLD = """
 import sys, time
@@ -80,3 +84,48 @@ def test_what_was_not_left_by_a_job_stays(tmp_path: Path) -> None:
         pass
 
     assert (tmp_path / ".run-notes").exists()
+
+
+def test_a_folder_is_one_process_s_until_it_ends_however_it_does(tmp_path: Path) -> None:
+    with held_by_another(tmp_path) as holder:
+        with (
+            pytest.raises(BadUsage, match="fix: wait for its end"),
+            locked_folder(tmp_path),
+        ):
+            pass
+        holder.kill()
+        holder.wait()
+
+        with locked_folder(tmp_path):
+            pass
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_holds_a_folder_may_hold_it_within_and_another_thread_may_not(tmp_path: Path) -> None:
+    refusals: list[BadUsage] = []
+
+    def hold() -> None:
+        try:
+            with locked_folder(tmp_path):
+                pass
+        except BadUsage as error:
+            refusals.append(error)
+
+    with locked_folder(tmp_path):
+        with locked_folder(tmp_path):
+            pass
+        another = threading.Thread(target=hold)
+        another.start()
+        another.join()
+
+    assert len(refusals) == 1
+    hold()
+    assert len(refusals) == 1
+
+
+def test_what_is_no_folder_is_nobody_s(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with locked_folder(tmp_path / "file"), locked_folder(tmp_path / "nowhere"):
+        pass
