@@ -81,6 +81,7 @@ def collect_sessions(plan: Plan, folder: Path, job: Job, ended: SessionsEnd) -> 
         steps_per_s=min((r.steps_per_s for r in of_workers.values() if r.steps_per_s), default=0.0),
         data_s=max((report.data_s for report in of_workers.values()), default=0.0),
         saving_s=max(report.saving_s for report in of_servers.values()),
+        unsaved=chief.unsaved,
         lost_workers=ended.lost,
         missed_pushes=chief.missed,
     )

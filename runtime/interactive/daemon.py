@@ -115,7 +115,8 @@ class InteractiveDaemon(Daemon):
         if self._saving is not None:
             if saves:
                 self._saving.begin(self._training_position())
-            self._saving.finish()
+            if (fault := self._saving.finish()) is not None:
+                raise fault.error()
         if self._recorder is not None:
             self._write_times(self._recorder)
 

@@ -19,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.checkpoints.manifest import TrainingPosition
+from partc.runtime.checkpoints.not_saved import Unsaved
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.data.checkpoint import map_arrays
@@ -115,6 +116,7 @@ class Daemon:
         self._watch = VariableWatch(self._plan, self._rank, self._executor.environment)
         self._barriers = Barriers(world, complete, works=bool(instructions_of(self._plan, self._rank)))
         self._saving = self._make_saving()
+        self._unsaved: Unsaved | None = None
         self._neighbours = _ranks_on_machine(world)
         self._patience = Patience(spin_s_for(self._threads_on_machine()), self._job.deadline_s)
         self._feeds: dict[str, Array] = {}  # of the step
@@ -141,7 +143,7 @@ class Daemon:
         steps_per_s = self._reporter.steps_per_s(self.step)
         if self._saving is not None:
             self._track.enter(self._track.place("saving a checkpoint"))
-            self._saving.finish()
+            self._unsaved = self._saving.finish()
         self._track.enter(self._track.place("writing what it has trained"))
         if self.step not in self._job.read_after:
             self._variables.write(variables_file(self._folder, self.step))
@@ -293,6 +295,7 @@ class Daemon:
             waiting_s=self._patience.waited_s,
             data_s=self._source.waited_s,
             saving_s=self._saving.waited_s if self._saving is not None else 0.0,
+            unsaved=self._unsaved,
         )
         write_record(self._folder / f"rank-{self._rank.rank}.json", report)
 

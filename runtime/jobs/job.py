@@ -22,6 +22,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from partc.runtime.checkpoints.not_saved import Unsaved
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.errors import BadUsage, naming_file
 from partc.runtime.execution.recorder import RankTimes, TracedSteps
@@ -122,6 +123,7 @@ class RankReport(Record, frozen=True):
     waiting_s: float
     data_s: float
     saving_s: float
+    unsaved: Unsaved | None = None
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from partc.runtime.checkpoints.not_saved import Unsaved
 from partc.runtime.execution.recorder import RankTimes
 from partc.runtime.plan.boxes import Shape, first_index, is_empty, normalised
 from partc.runtime.plan.members import leaders_of
@@ -29,7 +30,8 @@ class TrainingResult:
     it was asked to stop; `stopped_by`: the signal by which the launcher was asked, 0 if none. `waiting_s`:
     rank that has something to do -> how long it waited for communications; `data_s`, `saving_s`: how long the
     rank that waited longest waited for data, and for checkpoints.
-    `disagreeing` names replicated variables whose copies are not bitwise equal: always a mistake.
+    `disagreeing` names replicated variables whose copies are not bitwise equal: always a mistake. `unsaved`:
+    of the last checkpoint, where it could not be written.
     """
 
     variables: dict[str, Array]
@@ -46,6 +48,7 @@ class TrainingResult:
     exchanged: dict[int, Exchanged] = field(default_factory=dict)  # rank -> sent and received in all
     steps_per_s: float = 0.0
     times: dict[int, RankTimes] = field(default_factory=dict)  # rank -> the traced steps
+    unsaved: Unsaved | None = None
     lost_workers: tuple[str, ...] = ()  # of asynchronous training: who died, and how
     missed_pushes: dict[int, int] = field(
         default_factory=dict

@@ -170,7 +170,12 @@ class Runner:
                 write_job(folder, job, initial)
                 rules = Rules(start.workers, staleness, worker_restarts, checkpoints)
                 result = self._play(folder, job, rules, on_progress, timeout_s, redirect)
-                return self._keep(folder, job, result, save, keep_in)
+                kept = self._keep(folder, job, result, save, keep_in)
+            if kept.unsaved is not None:
+                raise kept.unsaved.error(
+                    f"what was trained is in {self._folder.path / TRAINED_FILE}" if save else ""
+                )
+            return kept
 
     def _folders(self, save: bool, checkpoints: Checkpoints | None) -> AbstractContextManager[None]:
         """Hold what a training writes: nothing, where nothing is saved."""
@@ -293,6 +298,7 @@ class Runner:
             data_s=max(report.data_s for report in reports.values()),
             saving_s=max(report.saving_s for report in reports.values()),
             disagreeing=reports[0].disagreeing,
+            unsaved=next((report.unsaved for report in reports.values() if report.unsaved), None),
             payload_bytes={rank: report.payload_bytes for rank, report in reports.items()},
             exchanged={rank: report.exchanged for rank, report in reports.items()},
             steps_per_s=reports[0].steps_per_s,

@@ -1,5 +1,6 @@
 """When a rank saves, and what becomes of a checkpoint that cannot be written."""
 
+import os
 import time
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import numpy as np
 from mpi4py import MPI
 
 from partc.runtime.checkpoints.manifest import TrainingPosition
+from partc.runtime.checkpoints.not_saved import Unsaved, number_of, probe_folder, repair_of
 from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, ReadValue, pieces_of_ranks
-from partc.runtime.errors import NotSaved
 from partc.runtime.jobs.barriers import CompleteRequest
 from partc.runtime.jobs.job import Checkpoints, notify, tell_saved
 from partc.runtime.plan.program import Plan
@@ -18,7 +19,7 @@ class Saving:
     """One rank's part in saving a training.
 
     A checkpoint that cannot be written is told, and training goes on with the one before; the next is tried
-    in its time. Only the last of a run must succeed.
+    in its time. Only the last of a run must succeed, or the run has failed when it is done.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Saving:
         self._world = world
         self._complete = complete
         pieces = pieces_of_ranks(plan)
+        probe_folder(Path(options.folder))  # also as this rank's host sees it
         self._writer = CheckpointWriter(plan, world.rank, Path(options.folder), options.keep, pieces, job)
         self._begun_s = time.monotonic()
         self._begun = 0  # the step of the checkpoint under way
@@ -57,8 +59,8 @@ class Saving:
 
     def begin(self, position: TrainingPosition) -> None:
         """Begin a checkpoint. All ranks must call it."""
-        if (fault := self._settle()) and self._world.rank == 0:
-            notify(f"{fault}; training goes on")
+        if (fault := self._settle()) is not None and self._world.rank == 0:
+            notify(f"{fault.what}; training goes on")
         begun_s = time.monotonic()
         self._writer.begin(self._read, position)
         self._begun, self._begun_s = position.step, time.monotonic()
@@ -71,20 +73,15 @@ class Saving:
             self._is_told = True
             tell_saved(self._begun)
 
-    def finish(self) -> None:
-        """End the last checkpoint. All ranks must call it. Raises NotSaved."""
-        if fault := self._settle():
-            raise NotSaved(
-                fault,
-                at=self._asked.folder,
-                fix="make room there, or name another folder with --checkpoints"
-                + (f"; the last checkpoint is of step {self.saved}" if self.saved else ""),
-            )
+    def finish(self) -> Unsaved | None:
+        """End the last checkpoint; return what was wrong with it. All ranks must call it."""
+        return self._settle()
 
-    def _settle(self) -> str:
+    def _settle(self) -> Unsaved | None:
         """End the checkpoint under way, on all ranks alike; return what was wrong with it."""
         begun_s = time.monotonic()
-        failed = np.array([not self._writer.wait_for_own()], np.int64)
+        self._writer.wait_for_own()
+        failed = np.array([number_of(self._writer.fault)], np.int64)
         self.waited_s += time.monotonic() - begun_s
         self._complete(self._world.Iallreduce(MPI.IN_PLACE, failed, MPI.MAX))
         is_complete = self._writer.finish(is_given_up=bool(failed[0]))
@@ -93,11 +90,12 @@ class Saving:
                 self._is_told = True
                 tell_saved(self._begun)
             self.saved = self._begun
-            return ""
+            return None
         fault = self._writer.fault
-        why = (
-            f"rank {self._world.rank}: {getattr(fault, 'strerror', None) or fault}"
-            if fault
-            else "another rank failed"
+        number = number_of(fault) or int(failed[0])
+        who = f"rank {self._world.rank}" if fault else "another rank"
+        return Unsaved(
+            f"the checkpoint of step {self._begun} could not be written: {who}: {os.strerror(number)}",
+            self._asked.folder,
+            repair_of(number) + (f"; the last checkpoint is of step {self.saved}" if self.saved else ""),
         )
-        return f"the checkpoint of step {self._begun} could not be written: {why}"

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from partc.runtime.checkpoints.not_saved import Unsaved
 from partc.runtime.jobs.job import write_record
 from partc.runtime.plan.record import Record
 
@@ -65,6 +66,7 @@ class ServerReport(Record, frozen=True):
     pushes: int
     missed: dict[int, int]  # pushes of others between a step's beginning and its own -> steps
     widest_lag: int
+    unsaved: Unsaved | None = None
 
 
 class WorkerReport(Record, frozen=True):

@@ -89,6 +89,7 @@ class ServerProcess(SessionProcess):
             pushes=staleness.pushes,
             missed=dict(staleness.missed),
             widest_lag=staleness.widest_lag,
+            unsaved=None if self._saving is None else self._saving.unsaved,
         )
         write_record(report_file(self.folder, self.name), report)
 

@@ -14,9 +14,9 @@ import numpy as np
 from partc.runtime.asynchronous.sessions.session import plan_of_data, servers_of
 from partc.runtime.asynchronous.sessions.worker_variables import worker_variables
 from partc.runtime.checkpoints.manifest import StoredPiece, TrainingPosition
+from partc.runtime.checkpoints.not_saved import Unsaved, number_of, probe_folder, repair_of
 from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, PiecesOfRanks
 from partc.runtime.data.batches import samples_of_step
-from partc.runtime.errors import NotSaved
 from partc.runtime.jobs.job import Checkpoints, Job, notify, tell_saved
 from partc.runtime.jobs.results import owners_of, pieces_among
 from partc.runtime.plan.program import Plan
@@ -56,11 +56,13 @@ class ServerSaving:
         self._job = job
         self._told = report
         pieces = pieces_of_servers(plan)
+        probe_folder(Path(options.folder))  # also as this server's host sees it
         self._writer = CheckpointWriter(plan, rank, Path(options.folder), options.keep, pieces, folder)
         self._begun_s = time.monotonic()
         self._begun = job.first_step  # the step of the checkpoint under way, or of the last
         self._is_told = True
         self.saved = 0  # the step of the last complete one
+        self.unsaved: Unsaved | None = None  # the last one of all
         self.waited_s = 0.0  # how long the server was busy with copies
 
     def is_due(self, step: int) -> bool:
@@ -93,7 +95,7 @@ class ServerSaving:
         self._told(_why(self._rank, fault))
 
     def complete(self, faults: Sequence[str], is_last: bool) -> None:
-        """Complete a checkpoint, on the chief, when all servers have written. Raises NotSaved of the last."""
+        """Complete a checkpoint, on the chief, when all servers have written."""
         fault = "; ".join(faults)
         if self._writer.finish(is_given_up=bool(faults)):
             self.saved = self._begun
@@ -105,10 +107,10 @@ class ServerSaving:
         if not is_last:
             notify(f"{fault}; training goes on")
             return
-        raise NotSaved(
+        self.unsaved = Unsaved(
             fault,
-            at=self._asked.folder,
-            fix="make room there, or name another folder with --checkpoints"
+            self._asked.folder,
+            repair_of(number_of(self._writer.fault))
             + (f"; the last checkpoint is of step {self.saved}" if self.saved else ""),
         )
 

@@ -18,7 +18,7 @@ from partc.runtime.errors import BadData, NotSaved, RankFailed
 from partc.runtime.jobs.job import Checkpoints, JobMessage, Notice, Progress, Restarted, Saved
 from partc.runtime.jobs.metrics import read_metrics
 from partc.runtime.jobs.restarts import train_with_restarts
-from partc.runtime.jobs.results import TrainingResult
+from partc.runtime.jobs.results import TRAINED_FILE, TrainingResult
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder
 from tests.builders.plans.compiled_steps import compile_step
@@ -212,15 +212,30 @@ def test_a_stopped_worker_loses_nothing_of_the_others(additive: PlanFolder) -> N
     assert_equal(result.variables, train_in_turn(additive, whole_batches(additive, steps=1) * 8))
 
 
-def test_the_last_checkpoint_that_cannot_be_written_is_an_error(additive: PlanFolder, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    batches = whole_batches(additive, steps=1) * 4
+def test_the_last_checkpoint_that_cannot_be_written_is_an_error_behind_the_variables(
+    additive: PlanFolder, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    how = f"os.rmdir({str(kept)!r}); open({str(kept)!r}, 'w').close()"
+    (additive.path / TRAINED_FILE).unlink(missing_ok=True)
 
-    with pytest.raises(
-        NotSaved, match=r"(?s)the checkpoint of step 4 could not be written: server \d: Not a dir"
-    ):
+    with pytest.raises(NotSaved, match=r"(?s)of step 8 could not be written: server \d: Not a dir.*is in "):
         Runner(additive).train(
-            batches, 4, checkpoints=Checkpoints(str(tmp_path / "file" / "x"), every_steps=2)
+            data_that_ends(additive, "== 1", how), 8, checkpoints=Checkpoints(str(kept), every_steps=8)
+        )
+
+    assert (additive.path / TRAINED_FILE).exists()
+
+
+def test_a_server_tells_that_it_cannot_write_checkpoints_before_the_first_step(
+    additive: PlanFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("partc.runtime.checkpoints.training_folders.probe_folder", lambda folder: None)
+
+    with pytest.raises(NotSaved, match=r"(?s)no checkpoint could be written: Not a dir.*fix: name another"):
+        Runner(additive).train(
+            whole_batches(additive, steps=1) * 4, 4, checkpoints=Checkpoints(str(tmp_path / "file" / "x"))
         )
 
 

@@ -16,7 +16,7 @@ from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadCheckpoint, BadUsage, NotSaved
 from partc.runtime.execution.in_process import train_in_process
-from partc.runtime.jobs.job import Checkpoints, Notice, Progress
+from partc.runtime.jobs.job import Checkpoints, JobMessage, Notice
 from partc.runtime.jobs.metrics import read_metrics
 from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.jobs.runner import Runner
@@ -38,7 +38,7 @@ def test_a_training_that_goes_on_ends_with_the_same_bits(replicas: int, tmp_path
 
     Runner(folder).train(batches, 3, checkpoints=asked, metrics=metrics)
     (tmp_path / "kept" / folder_of(3) / "COMMIT").unlink()
-    told: list[Progress | Notice] = []
+    told: list[JobMessage] = []
     rest = Runner(folder).train(
         batches, 5, checkpoints=asked, resume=True, outputs="all", on_progress=told.append, metrics=metrics
     )
@@ -189,23 +189,52 @@ def test_a_rank_that_is_asked_to_stop_makes_all_stop_and_save(
     assert len(result.outputs) == result.last_step
 
 
-def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path) -> None:
-    """The folder of checkpoints becomes a file: none can be written."""
-    folder = linear_all_reduce(tmp_path / "out", 2)
-    (tmp_path / "kept").write_text("in the way")
-    told: list[Progress | Notice] = []
+def test_a_full_disk_is_told_and_training_goes_on_and_keeps_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of checkpoints becomes a file while the training goes on: none can be written."""
+    folder, kept = linear_all_reduce(tmp_path / "out", 2), tmp_path / "kept"
+    (tmp_path / "barring.py").write_text(
+        "import os, numpy as np\n"
+        "from pathlib import Path\n"
+        "def batches():\n"
+        "    for step in range(2000):\n"
+        "        if step == 500 and os.environ['PMI_RANK'] == '0':\n"
+        f"            Path({str(kept)!r}).rmdir()\n"
+        f"            Path({str(kept)!r}).write_text('in the way')\n"
+        "        yield {'x': np.ones((8, 3)), 'y': np.ones((8, 2))}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    told: list[JobMessage] = []
 
-    with pytest.raises(NotSaved, match=r"the checkpoint of step 4 could not be written: (rank|another)"):
+    with pytest.raises(NotSaved, match=r"the checkpoint of step 2000 could not be written") as end:
         Runner(folder).train(
-            linear_batches(2, steps=4),
-            4,
-            checkpoints=Checkpoints(str(tmp_path / "kept"), every_steps=2),
-            on_progress=told.append,
+            "barring:batches", 2000, checkpoints=Checkpoints(str(kept), 1000), on_progress=told.append
         )
 
     (notice,) = [line for line in told if isinstance(line, Notice)]
-    assert "the checkpoint of step 2 could not be written" in notice.text
+    assert "the checkpoint of step 1000 could not be written" in notice.text
     assert notice.text.endswith("training goes on")
+    assert "make room" not in end.value.fix and str(folder / TRAINED_FILE) in end.value.fix
+    assert read_arrays(folder / TRAINED_FILE).keys() == {"W"}
+
+
+@pytest.mark.parametrize("where", ["launcher", "rank"])
+def test_checkpoints_that_cannot_be_written_are_told_before_the_first_step(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, kept, told = linear_all_reduce(tmp_path / "out", 2), tmp_path / "kept", list[JobMessage]()
+    kept.write_text("in the way")
+    if where == "rank":  # which sees another folder than the launcher does
+        monkeypatch.setattr("partc.runtime.checkpoints.training_folders.probe_folder", lambda folder: None)
+
+    with pytest.raises(NotSaved, match=r"(?s)no checkpoint could be written: File exists.*fix: name another"):
+        Runner(folder).train(
+            linear_batches(2, steps=4), 4, checkpoints=Checkpoints(str(kept)), on_progress=told.append
+        )
+
+    assert told == []
+    assert kept.read_text() == "in the way"
 
 
 def refusals(tmp_path: Path, folder: Path) -> dict[str, tuple[Callable[[], object], type[Exception], str]]:
