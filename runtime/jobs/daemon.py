@@ -42,6 +42,7 @@ from partc.runtime.jobs.job import (
     RankReport,
     Reporter,
     WaitReporter,
+    notify,
     outputs_file,
     read_job,
     times_file,
@@ -220,9 +221,9 @@ class Daemon:
         if not self._leads_replica:
             return lambda: None
         path = self._job.metrics_file if self._rank.replica == 0 else ""
-        metrics = (
-            at_the_end.enter_context(closing(MetricsLog(Path(path), self._job.first_step))) if path else None
-        )
+        metrics = MetricsLog(Path(path), self._job.first_step, notify) if path else None
+        if metrics is not None:
+            at_the_end.enter_context(closing(metrics))
         log = at_the_end.enter_context(OutputLog(outputs_file(self._folder, self._rank.rank)))
         names = {output.name: output.value for output in self._plan.outputs if self._is_kept(output)}
         environment = self._executor.environment

@@ -27,7 +27,7 @@ from partc.runtime.data.prefetch import Prefetched
 from partc.runtime.data.step_draws import draw_share
 from partc.runtime.errors import Diverged, RankFailed
 from partc.runtime.execution.device import Sessions
-from partc.runtime.jobs.job import Reporter, WaitReporter, write_record
+from partc.runtime.jobs.job import Reporter, WaitReporter, notify, write_record
 from partc.runtime.jobs.metrics import MetricsLog
 from partc.runtime.jobs.step_outputs import OutputLog
 from partc.runtime.plan.program import Rank
@@ -138,7 +138,7 @@ class WorkerProcess(SessionProcess):
         if self._worker.number != 0 or not self.job.metrics_file:
             return None
         return at_the_end.enter_context(
-            closing(MetricsLog(Path(self.job.metrics_file), self._worker.trained))
+            closing(MetricsLog(Path(self.job.metrics_file), self._worker.trained, notify))
         )
 
     def _feeds(self) -> dict[int, Mapping[str, Array]]:

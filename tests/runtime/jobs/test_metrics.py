@@ -1,10 +1,14 @@
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from partc.runtime.jobs.metrics import MetricsLog, read_metrics
 
 
 def log(path: Path, first: int, last: int, after: int) -> None:
-    metrics = MetricsLog(path, after)
+    metrics = MetricsLog(path, after, pytest.fail)
     for step in range(first, last + 1):
         metrics.append(step, step / 2 if step != 3 else float("nan"))
     metrics.close()
@@ -26,7 +30,7 @@ def test_a_run_that_goes_on_writes_behind_its_checkpoint(tmp_path: Path) -> None
 
 def test_a_killed_writer_leaves_every_line(tmp_path: Path) -> None:
     """A checkpoint may be complete a moment later: a run that goes on from it needs all lines before."""
-    metrics = MetricsLog(tmp_path / "metrics.jsonl", 0)
+    metrics = MetricsLog(tmp_path / "metrics.jsonl", 0, pytest.fail)
     for step in range(1, 4):
         metrics.append(step, 0.5)
         assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")] == list(range(1, step + 1))
@@ -36,9 +40,44 @@ def test_a_killed_writer_leaves_every_line(tmp_path: Path) -> None:
 def test_a_new_run_begins_anew_and_one_without_steps_leaves_what_was(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log(path, 1, 6, after=0)
-    MetricsLog(path, 0).close()
+    MetricsLog(path, 0, pytest.fail).close()
     assert len(list(read_metrics(path))) == 6
 
     log(path, 1, 2, after=0)
 
     assert [line.step for line in read_metrics(path)] == [1, 2]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder with room for 8 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "partc-test", str(disk)]
+    if subprocess.run(mount, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told_once_and_leaves_whole_lines(small_disk: Path) -> None:
+    path, told = small_disk / "metrics.jsonl", []
+    metrics = MetricsLog(path, 0, told.append)
+    for step in range(1, 500):
+        metrics.append(step, 0.123456789012345)
+    metrics.close()
+
+    (last, *_) = [line.step for line in read_metrics(path)][::-1]
+    assert told == [f"{path} has no lines from step {last + 1} on: No space left on device; training goes on"]
+
+
+def test_where_no_line_can_be_written_training_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    told: list[str] = []
+    metrics = MetricsLog(tmp_path / "file" / "metrics.jsonl", 0, told.append)
+    metrics.append(1, 0.5)
+    metrics.append(2, 0.5)
+    metrics.close()
+
+    (line,) = told
+    assert line.endswith("has no lines from step 1 on: Not a directory; training goes on")
