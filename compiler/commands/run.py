@@ -86,8 +86,8 @@ def run_command(
         endpoint = parse_endpoint(metrics_port, "--metrics-port")
         saves = Checkpoints(str(checkpoint_folder), steps_apart, seconds_apart, keep)
         at_the_end.enter_context(training_folders(out, saves))
-        hosts_left, last_loss = HostsLeft(folder, min_hosts, note), _LastLoss()
-        with _telling(hosts_left, steps, endpoint, last_loss) as on_progress:
+        hosts_left, last = HostsLeft(folder, min_hosts, note), _LastProgress()
+        with _telling(hosts_left, steps, endpoint, last) as on_progress:
 
             def restart(text: str) -> None:
                 note(text)
@@ -113,7 +113,7 @@ def run_command(
                 )
 
             result = train_with_restarts(train, restarts or 0, resume, restart, look=hosts_left.look)
-        return _tell_result(hosts_left.folder, result, steps, checkpoint_folder, trace, last_loss.loss)
+        return _tell_result(hosts_left.folder, result, steps, checkpoint_folder, trace, last)
 
 
 def _check_min_hosts(min_hosts: int, restarts: int | None) -> None:
@@ -125,20 +125,21 @@ def _check_min_hosts(min_hosts: int, restarts: int | None) -> None:
         )
 
 
-class _LastLoss:
-    """Hears the last loss that is told."""
+class _LastProgress:
+    """Hears the last loss that is told, and since when it is no number."""
 
     loss: float | None = None
+    not_finite_since = 0
 
     def hear(self, message: JobMessage) -> None:
         """Take in what a job tells."""
         if isinstance(message, Progress):
-            self.loss = message.loss
+            self.loss, self.not_finite_since = message.loss, message.not_finite_since
 
 
 @contextmanager
 def _telling(
-    hosts_left: HostsLeft, steps: int, endpoint: tuple[str, int] | None, last_loss: _LastLoss
+    hosts_left: HostsLeft, steps: int, endpoint: tuple[str, int] | None, last: _LastProgress
 ) -> Iterator[OnProgress]:
     """Tell what a job tells to everyone who hears it: the terminal, Prometheus, and the last loss."""
     hears: list[OnProgress] = []
@@ -148,7 +149,7 @@ def _telling(
             port = at_the_end.enter_context(MetricsPort(*endpoint, samples))
             note(f"metrics: {port.url}")
             hears.append(port.hear)
-        hears.append(last_loss.hear)
+        hears.append(last.hear)
         advance = at_the_end.enter_context(progress_of("training", steps))
         hears.append(_showing(advance, lambda: hosts_left.folder))
 
@@ -165,7 +166,7 @@ def _tell_result(
     steps: int,
     checkpoint_folder: Path,
     trace: Path | None,
-    loss: float | None,
+    last: _LastProgress,
 ) -> int:
     """Say what a training came to, write what belongs beside its variables, and return the exit code."""
     for line in _summary(folder, result):
@@ -180,6 +181,10 @@ def _tell_result(
         write_measured(folder, explained)
     if result.last_step:
         tell(_step_line(folder, result, explained))
+    if last.not_finite_since:
+        tell(
+            f"the loss is not finite since step {last.not_finite_since}: the trained variables are of no use"
+        )
     done = result.first_step + result.last_step
     if done < steps:
         tell(
@@ -191,12 +196,12 @@ def _tell_result(
         "trace": "" if trace is None else str(trace),
     }
     written |= {"reason": explained.record.reason if explained is not None else ""}
-    answer(_record(folder, result, steps, loss, written))
+    answer(_record(folder, result, steps, last, written))
     return 0 if done == steps else 128 + (result.stopped_by or signal.SIGTERM)
 
 
 def _record(
-    folder: PlanFolder, result: TrainingResult, steps: int, loss: float | None, written: Mapping[str, str]
+    folder: PlanFolder, result: TrainingResult, steps: int, last: _LastProgress, written: Mapping[str, str]
 ) -> Trained:
     """Return the document of --json. `written`: what the run wrote beside its variables -> where."""
     plan, trained_s = folder.plan, result.last_step / result.steps_per_s if result.last_step else 0.0
@@ -209,7 +214,8 @@ def _record(
         step_s=1 / result.steps_per_s if result.last_step else None,
         predicted_step_s=plan.predicted_step_s,
         samples_per_s=samples * result.steps_per_s if samples is not None and not plan.asynchronous else None,
-        loss=loss,
+        loss=last.loss,
+        not_finite_since=last.not_finite_since,
         waited={str(rank): waited_s / trained_s for rank, waited_s in result.waiting_s.items() if trained_s},
         data_waited=result.data_s / trained_s if trained_s else 0.0,
         lost_workers=result.lost_workers,
@@ -279,6 +285,8 @@ def _showing(advance: Advance, folder: Callable[[], PlanFolder]) -> OnProgress:
 def _describe(progress: Progress, folder: PlanFolder) -> str:
     """Say how a training goes: loss, speed as measured and as predicted, and who keeps others waiting."""
     words = [] if progress.loss is None else [f"loss {progress.loss:.5g}"]
+    if progress.not_finite_since:
+        words.append(f"loss not finite since step {progress.not_finite_since}")
     speed = f"{progress.steps_per_s:.1f} steps/s"
     if (samples := samples_of_step(_plan_of_samples(folder))) is not None:
         speed += f", {samples * progress.steps_per_s:,.0f} samples/s"

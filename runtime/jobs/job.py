@@ -14,6 +14,7 @@ Everything lies in the job's folder, which all hosts see:
 What a rank prints while it trains are lines of JSON that the launcher reads.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,6 +99,7 @@ class Progress(Record, frozen=True, tag="progress"):
     steps_per_s: float
     straggler: Straggler | None = None  # lately
     data_waited: float = 0.0  # the share of its time that the first worker lately waited for data
+    not_finite_since: int = 0  # the step since which the loss is NaN or infinite, and null here; 0: a number
 
 
 class Notice(Record, frozen=True, tag="notice"):
@@ -210,6 +212,7 @@ class Reporter:
         self._last = job.first_step + job.steps
         self._report_every_s = job.report_every_s
         self._begun_s = self._reported_s = self._data_s = 0.0
+        self._not_finite_since = 0
         self.straggler: Straggler | None = None
 
     def begin(self) -> None:
@@ -221,14 +224,17 @@ class Reporter:
         return step / max(time.monotonic() - self._begun_s, 1e-9)
 
     def report(self, step: int, loss: float | None, data_s: float) -> None:
-        """Print a line of JSON, if the last is old enough. `data_s`: waited for data in all."""
+        """Take in a step; print a line of JSON, if the last is old enough. `data_s`: waited for data."""
         now_s = time.monotonic()
         done = self._trained + step
+        is_finite = loss is None or math.isfinite(loss)
+        self._not_finite_since = 0 if is_finite else self._not_finite_since or done
         if done < self._last and step > 1 and now_s - self._reported_s < self._report_every_s:
             return
         data_waited = min(1.0, (data_s - self._data_s) / max(now_s - self._reported_s, 1e-9))
         self._reported_s, self._data_s = now_s, data_s
-        _print(Progress(done, self._last, loss, self.steps_per_s(step), self.straggler, data_waited))
+        steps_per_s, since = self.steps_per_s(step), self._not_finite_since
+        _print(Progress(done, self._last, loss, steps_per_s, self.straggler, data_waited, since))
 
 
 class WaitReporter:

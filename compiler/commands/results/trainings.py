@@ -13,6 +13,7 @@ class Trained(Record, frozen=True):
     waited        rank -> the share of the time that it waited for others
     data_waited   the share of the time that the rank waited for data that waited longest for it
     loss          the last one that was heard of; null if none, or not finite
+    not_finite_since  the step since which the loss is NaN or infinite; 0 if it is a number, or there is none
     stopped_by    the signal that ended it, 0 if none
     reason        why a step took longer or shorter than predicted; empty if it did not
     """
@@ -25,6 +26,7 @@ class Trained(Record, frozen=True):
     predicted_step_s: float
     samples_per_s: float | None
     loss: float | None
+    not_finite_since: int
     waited: dict[str, float]
     data_waited: float
     lost_workers: tuple[str, ...]

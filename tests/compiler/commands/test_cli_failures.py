@@ -1,5 +1,6 @@
 """What goes wrong after the arguments were right: damaged plans, diverging losses, broken compilations."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +94,9 @@ def test_a_nan_loss_goes_on_if_the_user_says_so(poisoned: Path) -> None:
     shown = done("run", "out", "--steps", "4", "--data", "nan.npz", "--on-nan", "continue")
 
     assert "4 steps" in shown
+    assert "the loss is not finite since step 3: the trained variables are of no use" in shown
+    answer = partc("run", "out", "--steps", "5", "--data", "nan.npz", "--on-nan", "continue", "--json")
+    assert json.loads(answer.out)["not_finite_since"] == 3
     assert (poisoned / "out" / "trained.safetensors").exists()
 
 

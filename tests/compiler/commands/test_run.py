@@ -31,3 +31,9 @@ def test_a_line_says_who_keeps_others_waiting_and_that_data_is_slow(plan: PlanFo
 
     assert line.endswith("slowest: rank 1 waits 3.0 %, others up to 40 %  waits for data 97 %")
     assert "waits" not in described(Progress(3, 9, None, 2.0, data_waited=0.01), plan)
+
+
+def test_a_line_says_since_when_the_loss_is_no_number(plan: PlanFolder) -> None:
+    line = described(Progress(7, 9, None, 2.0, not_finite_since=3), plan)
+
+    assert line.startswith("loss not finite since step 3  2.0 steps/s")
