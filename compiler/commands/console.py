@@ -3,6 +3,7 @@
     tell, show   results, for people                     stdout; with --json nothing: the document says it
     answer       the results as one JSON document        stdout, with --json alone
     note         how the work goes                       stdout; with --json stderr; with -q nothing
+    announce     what is chosen while it goes            stdout; with --json stderr
     log          phases with their times, decisions      stderr, with -v
 
 A bar on a terminal, plain lines elsewhere.
@@ -95,6 +96,11 @@ def note(line: str) -> None:
     """Print a line about how the work goes."""
     if not _current.quiet:
         console.print(Text(printable(line)), soft_wrap=True)
+
+
+def announce(line: str) -> None:
+    """Print, while the work goes on, what nobody can know otherwise."""
+    console.print(Text(printable(line)), soft_wrap=True)
 
 
 def refuse_json(why: str, fix: str) -> None:

@@ -15,7 +15,7 @@ from partc.compiler.commands.arguments.shared_arguments import (
     TraceArgument,
     checkpoints_of,
 )
-from partc.compiler.commands.console import Advance, answer, note, progress_of, tell
+from partc.compiler.commands.console import Advance, announce, answer, note, progress_of, tell
 from partc.compiler.commands.results.trainings import Trained
 from partc.compiler.comparison.explain_run import ExplainedRun, explain_run
 from partc.compiler.output.deploy import write_trained_model
@@ -126,8 +126,9 @@ def _check_min_hosts(min_hosts: int, restarts: int | None) -> None:
 
 
 class _LastProgress:
-    """Hears the last loss that is told, and since when it is no number."""
+    """Hears the last loss that is told, and since when it is no number. `metrics_url`: where metrics were."""
 
+    metrics_url = ""
     loss: float | None = None
     not_finite_since = 0
 
@@ -147,7 +148,8 @@ def _telling(
         if endpoint is not None:
             samples = samples_of_step(_plan_of_samples(hosts_left.folder))
             port = at_the_end.enter_context(MetricsPort(*endpoint, samples))
-            note(f"metrics: {port.url}")
+            (note if endpoint[1] else announce)(f"metrics: {port.url}")
+            last.metrics_url = port.url
             hears.append(port.hear)
         hears.append(last.hear)
         advance = at_the_end.enter_context(progress_of("training", steps))
@@ -194,6 +196,7 @@ def _tell_result(
         "model": str(model),
         "checkpoints": str(checkpoint_folder),
         "trace": "" if trace is None else str(trace),
+        "metrics_url": last.metrics_url,
     }
     written |= {"reason": explained.record.reason if explained is not None else ""}
     answer(_record(folder, result, steps, last, written))

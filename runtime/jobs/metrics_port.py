@@ -3,8 +3,11 @@
 partc_step, partc_loss, partc_step_seconds, partc_samples_per_second    of the last half second or so
 partc_wait_ratio{rank}                                  of a rank's time, what it waited for others
 partc_checkpoints_total, partc_restarts_total           since this command began
+
+What nobody has measured yet is NaN, and so is a loss that is not finite.
 """
 
+import math
 import time
 from types import TracebackType
 from typing import Self
@@ -36,6 +39,8 @@ class MetricsPort:
         self._samples_per_s = prometheus.Gauge(
             "partc_samples_per_second", "Samples that are used in a second.", registry=registry
         )
+        for gauge in (self._step, self._loss, self._step_s, self._samples_per_s):
+            gauge.set(math.nan)  # it would say 0
         self._waits = prometheus.Gauge(
             "partc_wait_ratio", "Of a rank's time, what it waits for others.", ["rank"], registry=registry
         )
@@ -81,7 +86,9 @@ class MetricsPort:
 
     def _go_on(self, progress: Progress) -> None:
         self._step.set(progress.step)
-        if progress.loss is not None:
+        if progress.not_finite_since:
+            self._loss.set(math.nan)
+        elif progress.loss is not None:
             self._loss.set(progress.loss)
         now_s = time.monotonic()
         step_s = 1 / progress.steps_per_s

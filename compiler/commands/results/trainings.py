@@ -15,6 +15,7 @@ class Trained(Record, frozen=True):
     loss          the last one that was heard of; null if none, or not finite
     not_finite_since  the step since which the loss is NaN or infinite; 0 if it is a number, or there is none
     stopped_by    the signal that ended it, 0 if none
+    metrics_url   where Prometheus was answered while it went on; empty if nowhere
     reason        why a step took longer or shorter than predicted; empty if it did not
     """
 
@@ -35,6 +36,7 @@ class Trained(Record, frozen=True):
     model: str
     checkpoints: str
     trace: str
+    metrics_url: str
     reason: str
 
 

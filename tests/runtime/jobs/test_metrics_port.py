@@ -1,5 +1,6 @@
 """What Prometheus reads of a real short run."""
 
+import math
 import re
 import socket
 import sys
@@ -66,6 +67,18 @@ def test_a_restart_is_counted_and_its_time_is_no_steps() -> None:
     assert (metrics["partc_step"], metrics["partc_loss"]) == (2, 0.5)
     assert metrics["partc_step_seconds"] == 1 / 8
     assert metrics['partc_wait_ratio{rank="worker-1"}'] == 0.25
+
+
+def test_what_nobody_measured_and_a_loss_that_is_no_number_are_nan() -> None:
+    gauges = ("partc_step", "partc_loss", "partc_step_seconds", "partc_samples_per_second")
+    with MetricsPort("127.0.0.1", 0, samples=8) as port:
+        before = metrics_of(port.url)
+        port.hear(Progress(1, 9, 0.5, 2.0))
+        port.hear(Progress(7, 9, None, 2.0, not_finite_since=3))
+        after = metrics_of(port.url)
+
+    assert all(math.isnan(before[gauge]) for gauge in gauges)
+    assert math.isnan(after["partc_loss"]) and after["partc_step"] == 7
 
 
 def test_a_port_that_is_taken_is_named() -> None:
