@@ -79,7 +79,7 @@ def export(
     checkpoints: CheckpointsOption = None,
 ) -> None:
     """Write the forward model with a checkpoint's variables, as ONNX."""
-    check_output_file(output)
+    check_output_file(output, ())
     plan = read_plan_folder(out)
     folder = checkpoints_of(out, checkpoints)
     last = folder / folder_of(_steps(folder, step)[-1])

@@ -84,7 +84,7 @@ def measure_command(
     out: Annotated[Path, typer.Option("-o", "--output", help="The cluster file to write.")],
 ) -> None:
     """Time messages between the hosts, and write the cluster with the rates that they have."""
-    check_output_file(out)
+    check_output_file(out, (cluster,))
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
     with working_on("measuring"):
         measurements = measure_cluster(read_any_cluster(cluster), out.resolve().parent)

@@ -28,7 +28,7 @@ def compare_command(
 ) -> None:
     """Compare two plans, or a plan and its run: what moved, and why one is quicker."""
     if html is not None:
-        check_output_file(html)
+        check_output_file(html, (first, second))
     comparison = compare_steps(read_side(first), read_side(run_of(first) if second is None else second))
     for part in comparison_tables(comparison):
         show(part)

@@ -51,7 +51,7 @@ def grad_command(
     format: arguments.Format = "flat",
 ) -> None:
     """Differentiate a forward graph: loss, gradients, clipping, updates."""
-    check_output_file(out, forward)
+    check_output_file(out, (forward,))
     update = UpdateOptions(
         clipping=Clipping(clip_value, clip_norm, clip_global_norm),
         schedule=parse_schedule(schedule),

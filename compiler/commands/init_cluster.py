@@ -31,7 +31,7 @@ def init_command(
     force: arguments.Force = False,
 ) -> None:
     """Write a cluster file of this machine, a batch system's hosts, or a resource file."""
-    check_output_file(output)
+    check_output_file(output, (source,))
     if output.exists() and not force:
         raise BadUsage("a file is there already", at=str(output), fix="name another with -o, or give --force")
     if network is not None and not 0 < network < 1e6:

@@ -56,7 +56,7 @@ def model_command(
     if not name or out is None:
         missing = "missing option '-o'" if name else "missing argument 'name'"
         raise BadUsage(missing, at="partc model", fix="see `partc model --help` and `partc model list`")
-    check_output_file(out)
+    check_output_file(out, ())
     try:
         model = build_model(name, **parse_options(options))
     except ModelRequestError as error:  # models stand alone, and know no error of partc's

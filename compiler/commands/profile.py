@@ -72,7 +72,7 @@ def profile_command(
     size: SizesArgument = [],
 ) -> None:
     """Measure what the operators of a step take on this machine, in whole and in parts."""
-    check_output_file(output, train)
+    check_output_file(output, (train, cluster, strategy, initial))
     budget_s = parse_seconds(budget, "--budget")
     profile = read_profile(output) if output.exists() else Profile()
     machines = read_any_cluster(cluster)

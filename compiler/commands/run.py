@@ -73,7 +73,7 @@ def run_command(
     """Train: one executor daemon per device; save the trained variables."""
     place = take_place()
     if trace is not None:
-        check_output_file(trace)
+        check_output_file(trace, (data,))
     with ExitStack() as at_the_end:  # from before the plan is read until its variables are written
         at_the_end.enter_context(locked_folder(out))
         folder = read_plan_folder(out)

@@ -50,7 +50,7 @@ def search_command(
     size: SizesArgument = [],
 ) -> None:
     """Find a quick strategy by simulated steps: names, and operators' own devices and degrees."""
-    check_output_file(output, train)
+    check_output_file(output, (train, cluster, profile, initial))
     output.parent.mkdir(parents=True, exist_ok=True)  # before the search, whose answer is not to be lost
     options = Options(
         search=SearchOptions(parse_seconds(budget, "--budget"), seed, method, proposals, together),

@@ -123,7 +123,7 @@ def simulate_command(
 ) -> None:
     """Predict a step: its time, its bytes, its busiest link and its timeline."""
     if trace is not None:
-        check_output_file(trace)
+        check_output_file(trace, (cluster, profile))
     folder = read_plan_folder(out)
     plan = folder.plan
     path = cluster or out / "cluster.json"

@@ -1,26 +1,37 @@
 """Where a command may write: asked before the work begins, so that nobody waits for a refusal."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
+from partc.runtime.checkpoints.manifest import folder_of, steps_in
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.results import DISAGREEING_FILE, TRAINED_FILE
 from partc.runtime.plan.plan_folder import PLAN_FILE
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import PLAN_FORMAT
 
-TRAINED_FILES = (TRAINED_FILE, DISAGREEING_FILE, "trained.onnx")
+VARIABLES = (TRAINED_FILE, DISAGREEING_FILE)
+TRAINED_FILES = (*VARIABLES, "trained.onnx")
 REPORT = "report.html"
 PROFILE = "profile.json"  # the measured kernels that prices were made of
 MEASURED = "measured.json"  # of a run, beside its prediction
 _ANY_FORMAT = PLAN_FORMAT.split("/")[0] + "/"
 
 
-def check_output_file(path: Path, source: Path | None = None) -> None:
-    """Refuse a path that is a folder, that lies in a file, or that is what is read. Raises BadUsage."""
-    if source is not None and path.resolve() == source.resolve():
-        raise BadUsage("the output is the input", at=str(path), fix="give another file with -o")
+def check_output_file(path: Path, sources: Iterable[Path | str | None]) -> None:
+    """Refuse a path that is a folder, that lies in a file, or that is what is read. Raises BadUsage.
+
+    `sources`: all that the command reads. Files that a plan lists, and checkpoints, nobody replaces anyway.
+    """
+    output = path.resolve()
+    for source in (Path(source).resolve() for source in sources if source):
+        is_within = output.exists() and output.is_relative_to(source)  # a folder of data
+        if output == source or (is_within and files_of_earlier_plan(source) is None):
+            raise BadUsage("the output is the input", at=str(path), fix="name another file")
+    if whose := _owner_of(output):
+        raise BadUsage(f"the output is a file of {whose}", at=str(path), fix="name another file")
     if path.is_dir():
         raise BadUsage("the output is a folder", at=str(path), fix=f"name a file, as {path / 'model.onnx'}")
     _check_parents(path)
@@ -76,6 +87,18 @@ def files_of_earlier_plan(folder: Path) -> frozenset[str] | None:
     if not earlier.format.startswith(_ANY_FORMAT):
         return None
     return frozenset({PLAN_FILE, REPORT, MEASURED, *earlier.files})
+
+
+def _owner_of(path: Path) -> str:
+    """Return whose file a path is: a checkpoint's, or a plan's; nothing if it is neither's."""
+    checkpoint = path.parent
+    if checkpoint.name in map(folder_of, steps_in(checkpoint.parent)):
+        return f"checkpoint {checkpoint}"
+    for folder in path.parents:
+        own = files_of_earlier_plan(folder) or frozenset()
+        if str(path.relative_to(folder)) in {*own, *(VARIABLES if own else ())}:
+            return f"the plan in {folder}"
+    return ""
 
 
 def _check_parents(path: Path) -> None:
