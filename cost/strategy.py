@@ -10,6 +10,7 @@ from partc.runtime.errors import BadStrategy
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import Aggregation, Rounding
 from partc.runtime.plan.record import Record
+from partc.runtime.whole_file import write_whole
 
 STRATEGY_FORMAT = "partc-strategy/1"  # every worker is a replica
 MESH_STRATEGY_FORMAT = "partc-strategy/2"  # workers are a mesh of several axes
@@ -158,8 +159,8 @@ def encode_strategy(strategy: Strategy) -> bytes:
 
 
 def write_strategy(strategy: Strategy, path: Path) -> None:
-    """Write strategy.json."""
-    path.write_bytes(encode_strategy(strategy))
+    """Write strategy.json. Raises OSError."""
+    write_whole(path, encode_strategy(strategy))
 
 
 def read_strategy(path: Path) -> Strategy:

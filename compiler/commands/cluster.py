@@ -28,6 +28,7 @@ from partc.cost.network.traffic import seconds_of
 from partc.runtime.engines.machines import Machine, Machines
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.measure import Probe, Timing, measure
+from partc.runtime.whole_file import write_whole
 
 MESSAGE_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 23)
 TOGETHER_BYTES = (1 << 16, 1 << 22)
@@ -88,7 +89,7 @@ def measure_command(
     out.resolve().parent.mkdir(parents=True, exist_ok=True)
     with working_on("measuring"):
         measurements = measure_cluster(read_any_cluster(cluster), out.resolve().parent)
-    out.write_bytes(encode_cluster(measurements.cluster))
+    write_whole(out, encode_cluster(measurements.cluster))
     show(measurements.pairs())
     show(measurements.together())
     tell(f"{len(measurements.lines)} pairs measured -> {out}; links to single devices keep the file's values")

@@ -10,6 +10,7 @@ from partc.compiler.comparison.compare_steps import compare_steps
 from partc.compiler.comparison.draw_comparison import comparison_page, comparison_tables, headline_of
 from partc.compiler.comparison.read_side import read_side, run_of
 from partc.compiler.output.output_paths import check_output_file
+from partc.runtime.whole_file import write_whole
 
 EPILOG = "Example: partc compare out-auto out-ps\n\nExample: partc compare out/ --html compared.html"
 
@@ -34,6 +35,6 @@ def compare_command(
         show(part)
     tell(headline_of(comparison))
     if html is not None:
-        html.write_text(comparison_page(comparison), encoding="utf-8")
+        write_whole(html, comparison_page(comparison).encode())
         tell(f"page -> {html}")
     answer(comparison)

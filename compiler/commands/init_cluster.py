@@ -13,6 +13,7 @@ from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.report.units import plural
 from partc.cost.cluster.cluster import encode_cluster
 from partc.runtime.errors import BadUsage
+from partc.runtime.whole_file import write_whole
 
 EPILOG = """Without --from: the hosts of Slurm or of the MPI operator, within a job; else this machine.
 
@@ -41,8 +42,7 @@ def init_command(
     bytes_per_s = network and network * 1e9 / 8
     wishes = Wishes(devices, workers, gpus, gpu_type, parse_bytes(memory, "--memory"), bytes_per_s)
     result = make_cluster(source, wishes)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_bytes(encode_cluster(result.cluster))
+    write_whole(output, encode_cluster(result.cluster))
     _tell_cluster(result, output)
 
 

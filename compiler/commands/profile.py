@@ -1,6 +1,5 @@
 """`partc profile`: measure the kernels of a step on this machine, for prices."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from partc.cost.simulation.measured_kernels import (
     read_profile,
 )
 from partc.runtime.errors import BadUsage
+from partc.runtime.whole_file import write_whole
 
 EPILOG = "Example: partc profile train.onnx -c examples/cluster-2x2.json -o profile.json"
 BUDGET = "120s"
@@ -94,7 +94,7 @@ def profile_command(
         expected_s = step.seconds_on(rank, machines)
         measured_devices = _measure(step, list(expected_s), before, until_s)
         profile = profile.added(measured_devices)
-        _write(profile, output)
+        write_whole(output, encode_profile(profile))
         devices.append(_entry(profile.of_source(source), before, expected_s))
         _tell(devices[-1], output)
     answer(Profiled(str(output), tuple(devices), (*unreachable, *step.remarks)))
@@ -141,13 +141,6 @@ def _measure(
         except KeyboardInterrupt:
             note("interrupted: what was measured is kept")
     return msgspec.structs.replace(before, seconds=seconds, unmeasured=unmeasured)
-
-
-def _write(profile: Profile, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_bytes(encode_profile(profile))
-    beside.replace(path)
 
 
 def _entry(now: MeasuredDevice, before: MeasuredDevice, expected_s: Mapping[str, float]) -> ProfiledDevice:

@@ -28,6 +28,7 @@ from partc.runtime.errors import UnsupportedModel
 from partc.runtime.execution.in_process import RanksInProcess
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Plan, Rank, Run, instructions_of
+from partc.runtime.whole_file import write_whole
 
 STEPS = 10
 CACHE = "PARTC_CACHE"  # environment variable: another folder
@@ -140,8 +141,4 @@ def _read_cache() -> dict[str, float]:
 
 
 def _write_cache(times_s: dict[str, float]) -> None:
-    path = cache_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_bytes(msgspec.json.format(msgspec.json.encode(times_s, order="sorted"), indent=1))
-    beside.replace(path)
+    write_whole(cache_file(), msgspec.json.format(msgspec.json.encode(times_s, order="sorted"), indent=1))

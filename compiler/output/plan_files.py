@@ -56,6 +56,8 @@ class PlanFiles:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, OSError):  # a write that fails on a full disk does not say where
+            error.filename = error.filename or str(self.out)
         with self._at_the_end:
             if error is None:
                 with (

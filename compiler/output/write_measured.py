@@ -1,7 +1,7 @@
 """Write what a run took beside its prediction into the plan's folder: measured.json, and the report."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import msgspec
 import numpy as np
@@ -13,24 +13,19 @@ from partc.cost.simulation.timeline import Bars, LaneKind, Timeline
 from partc.runtime.execution.recorder import StepTimes
 from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Plan, Run, Start, Wait, numbered_instructions_of
+from partc.runtime.whole_file import write_whole
 
 
 def write_measured(folder: PlanFolder, explained: ExplainedRun) -> None:
     """Write both, each whole or not at all. A folder without a report gets none."""
     record, report = explained.record, folder.path / REPORT
     text = msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n"
-    _replace(folder.path / MEASURED, text)
+    write_whole(folder.path / MEASURED, text)
     if report.exists():
         timeline = measured_timeline(folder.plan, typical_step(explained.steps))
         page = report.read_text(encoding="utf-8")
         page = with_measured(page, folder.plan, record, timeline, explained.line)
-        _replace(report, page.encode())
-
-
-def _replace(path: Path, text: bytes) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(text)
-    part.replace(path)
+        write_whole(report, page.encode())
 
 
 Spans = dict[int, tuple[float, float]]  # rank -> begin and end

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from partc.runtime.whole_file import write_whole
+
 NANOSECONDS = 1e9  # times are rounded to these, as integers, so that ends meet exactly
 _MAX_THREADS = 1000  # of one process: process 2, thread 3 has tid 2003
 
@@ -66,8 +68,7 @@ class Trace(msgspec.Struct, frozen=True, rename="camel"):
 
 def write_trace(path: Path, bars: Iterable[Bar], processes: Sequence[str]) -> None:
     """Write bars; `processes` are shown in this order. Equal bars give equal bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(trace_of(bars, processes), order="deterministic") + b"\n")
+    write_whole(path, msgspec.json.encode(trace_of(bars, processes), order="deterministic") + b"\n")
 
 
 def trace_of(bars: Iterable[Bar], processes: Sequence[str]) -> Trace:

@@ -21,6 +21,7 @@ from partc.runtime.plan.check_references import check_references
 from partc.runtime.plan.device_index import check_device_index, indices_in, write_device_index
 from partc.runtime.plan.plan_json import decode_plan, encode_plan, sha256_of_plan
 from partc.runtime.plan.program import Plan
+from partc.runtime.whole_file import write_whole
 
 PLAN_FILE = "plan.json"
 _AGAIN = "compile the model again"
@@ -85,9 +86,7 @@ def _seal(folder: Path) -> list[str]:
     changed = [name for name, sha256 in files.items() if sha256 != plan.files.get(name)]
     sealed = msgspec.structs.replace(plan, files=files)
     if changed or files.keys() != plan.files.keys() or plan.sha256 != sha256_of_plan(plan):
-        part = folder / f"{PLAN_FILE}.part"
-        part.write_bytes(encode_plan(sealed))
-        part.replace(folder / PLAN_FILE)
+        write_whole(folder / PLAN_FILE, encode_plan(sealed))
         changed.append(PLAN_FILE)
     return changed
 

@@ -11,6 +11,7 @@ import pytest
 from partc.compiler.output import describe_plan
 from tests.builders.graphs.foreign_steps import parse
 from tests.checks.command_line import PAIR, done, hashes_of, make_mlp, partc, refused
+from tests.checks.small_disk import small_disk
 from tests.sampling import sampled
 
 
@@ -56,6 +57,21 @@ def test_a_damaged_plan_is_refused(folder: Path, damage: Callable[[bytes], bytes
     plan.write_bytes(damage(plan.read_bytes()))
 
     refused("run", "out", "--steps", "1", what=what, at="plan.json", fix="compile the model again")
+
+
+# ---------------------------------------------------------------- disks
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_what_was_there(folder: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        for name in ("trace.json", "page.html"):
+            (disk / name).write_text("as before")
+        for command in ("simulate out --trace trace.json", "compare out out --html page.html"):
+            *words, name = command.split()
+            answer = partc(*words, disk / name)
+            assert answer.code == 2 and f"No space left on device\n  at:  {disk / name}" in answer.error
+
+        assert [path.read_text() for path in disk.iterdir()] == ["as before"] * 2
 
 
 # ---------------------------------------------------------------- losses

@@ -21,6 +21,7 @@ from tests.builders.graphs.foreign_steps import ADAM, SGD, parse
 from tests.builders.plans.compiled_steps import compile_step, import_text
 from tests.checks.command_line import hashes_of
 from tests.checks.held_folders import held_by_another
+from tests.checks.small_disk import small_disk
 
 EMPTY = "graph () => (float y) { y = Constant <value = float {1.0}> () }"
 
@@ -203,6 +204,15 @@ def test_a_link_to_a_plans_folder_stays_a_link(tmp_path: Path) -> None:
 
     assert (tmp_path / "out").is_symlink()
     assert {variable.name for variable in read_plan_folder(tmp_path / "there").plan.variables} >= {"m", "v"}
+
+
+def test_a_full_disk_is_told_with_the_folder(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        with pytest.raises(OSError, match="No space left") as end, PlanFiles(disk / "out") as files:
+            (files.folder / "large.bin").write_bytes(b"x" * 20_000)
+
+        assert end.value.filename == str(disk / "out")
+        assert list(disk.iterdir()) == []
 
 
 def test_what_is_no_plan_is_not_replaced(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from partc.runtime.jobs.metrics import MetricsLog, read_metrics
+from tests.checks.small_disk import small_disk
 
 
 def log(path: Path, first: int, last: int, after: int) -> None:
@@ -48,26 +47,16 @@ def test_a_new_run_begins_anew_and_one_without_steps_leaves_what_was(tmp_path: P
     assert [line.step for line in read_metrics(path)] == [1, 2]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder with room for 8 kB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "partc-test", str(disk)]
-    if subprocess.run(mount, stderr=subprocess.DEVNULL).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+def test_a_full_disk_is_told_once_and_leaves_whole_lines(tmp_path: Path) -> None:
+    told: list[str] = []
+    with small_disk(tmp_path / "disk") as disk:
+        path = disk / "metrics.jsonl"
+        metrics = MetricsLog(path, 0, told.append)
+        for step in range(1, 500):
+            metrics.append(step, 0.123456789012345)
+        metrics.close()
 
-
-def test_a_full_disk_is_told_once_and_leaves_whole_lines(small_disk: Path) -> None:
-    path, told = small_disk / "metrics.jsonl", []
-    metrics = MetricsLog(path, 0, told.append)
-    for step in range(1, 500):
-        metrics.append(step, 0.123456789012345)
-    metrics.close()
-
-    (last, *_) = [line.step for line in read_metrics(path)][::-1]
+        last = max(line.step for line in read_metrics(path))
     assert told == [f"{path} has no lines from step {last + 1} on: No space left on device; training goes on"]
 
 
