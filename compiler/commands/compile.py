@@ -10,6 +10,7 @@ from partc.compiler.commands.arguments.parse_options import (
     parse_mechanisms,
     parse_seconds,
     parse_sizes,
+    refuse_without,
 )
 from partc.compiler.commands.arguments.shared_arguments import (
     AxesArgument,
@@ -29,7 +30,7 @@ from partc.compiler.commands.results.plans import ComparedStrategy, Compiled, De
 from partc.compiler.comparison.what_if_rows import what_if_lines
 from partc.compiler.compilation import Compilation
 from partc.compiler.machines.this_machine import unusable_gpus
-from partc.compiler.options import SAMPLE_STEPS, SEARCH_BUDGET, Options, Partitioner, SearchOptions
+from partc.compiler.options import SEARCH_BUDGET, Options, Partitioner, SearchOptions
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.report.choices.describe_mesh import describe_grid
@@ -63,9 +64,9 @@ def compile_command(
     initial: InitialArgument = None,
     size: SizesArgument = [],
     sample_data: SampleDataArgument = "",
-    sample_steps: SampleStepsArgument = SAMPLE_STEPS,
+    sample_steps: SampleStepsArgument = None,
     search_partitions: arguments.PartitionSearchMode = None,
-    min_partitions: arguments.MinPartitions = 1,
+    min_partitions: arguments.MinPartitions = None,
     without: arguments.DisabledMechanisms = [],
     asynchronous: arguments.Asynchronous = False,
     sum_dense: arguments.SumDense = False,
@@ -78,7 +79,8 @@ def compile_command(
     decisions_only: arguments.DecisionsOnly = False,
 ) -> None:
     """Spread a training step over a cluster: segments, plan, report."""
-    partitioner = Partitioner(min_partitions, search_partitions or "off")
+    refuse_without("--min-partitions", min_partitions, "--search-partitions", search_partitions is not None)
+    least = 1 if min_partitions is None else min_partitions
     options = Options(
         strategy=strategy,
         search=SearchOptions(parse_seconds(budget, "--budget"), seed, method, proposals, together),
@@ -87,7 +89,7 @@ def compile_command(
         sizes=parse_sizes(size),
         options=graph_options(state, sample_axis, loss, initial),
         sample=sample_of(sample_data, sample_steps),
-        partitions=partitioner if search_partitions else None,
+        partitions=Partitioner(least, search_partitions) if search_partitions else None,
         without=parse_mechanisms(without),
         asynchronous=asynchronous,
         aggregation=choose_aggregation(sum_dense, sum_sparse, fetch_gradients),

@@ -22,7 +22,6 @@ from partc.compiler.commands.arguments.shared_arguments import (
 )
 from partc.compiler.commands.console import answer, show, working_on
 from partc.compiler.commands.results.models import Inspected
-from partc.compiler.options import SAMPLE_STEPS
 
 GroupsArgument = Annotated[
     bool,
@@ -40,7 +39,7 @@ def inspect_command(
     initial: InitialArgument = None,
     size: SizesArgument = [],
     sample_data: SampleDataArgument = "",
-    sample_steps: SampleStepsArgument = SAMPLE_STEPS,
+    sample_steps: SampleStepsArgument = None,
     groups: GroupsArgument = False,
 ) -> None:
     """Show variables, gradients, data inputs, and the work of one step."""

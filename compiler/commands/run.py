@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from partc.compiler.commands.arguments import run_arguments as arguments
-from partc.compiler.commands.arguments.parse_options import parse_endpoint, parse_interval, parse_steps
+from partc.compiler.commands.arguments.parse_options import (
+    parse_endpoint,
+    parse_interval,
+    parse_steps,
+    refuse_without,
+)
 from partc.compiler.commands.arguments.shared_arguments import (
     CheckpointsOption,
     DataArgument,
@@ -19,11 +24,13 @@ from partc.compiler.commands.console import Advance, announce, answer, note, pro
 from partc.compiler.commands.results.trainings import Trained
 from partc.compiler.comparison.explain_run import ExplainedRun, explain_run
 from partc.compiler.output.deploy import write_trained_model
+from partc.compiler.output.materialise import CLUSTER
 from partc.compiler.output.output_paths import check_output_file
 from partc.compiler.output.write_measured import write_measured
 from partc.compiler.recompile import HostsLeft
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
+from partc.cost.cluster.cluster import read_cluster
 from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.checkpoints.training_folders import training_folders
 from partc.runtime.data.batches import samples_of_step
@@ -44,6 +51,8 @@ from partc.runtime.plan.program import Plan
 SLOW_DATA = 0.05  # of the time
 UNEQUAL_WAITING = 0.1
 WORKER_RESTARTS = 3
+KEPT = 3  # checkpoints, if nothing is said
+TRACED = "3"  # the last three steps
 EPILOG = (
     "Asked to stop (Ctrl-C, SIGTERM, SIGHUP), it ends after the step under way with a checkpoint, from which "
     "--resume goes on, with this plan or another one of the same model.\n\n"
@@ -58,7 +67,7 @@ def run_command(
     shuffle: arguments.Shuffle = False,
     seed: arguments.Seed = None,
     save_every: arguments.SaveEvery = "",
-    keep: arguments.Keep = 3,
+    keep: arguments.Keep = None,
     checkpoints: CheckpointsOption = None,
     resume: arguments.Resume = False,
     restarts: arguments.Restarts = None,
@@ -66,12 +75,14 @@ def run_command(
     on_nan: arguments.OnNan = "stop",
     timeout: arguments.Timeout = 600.0,
     trace: TraceArgument = None,
-    trace_steps: arguments.TraceSteps = "3",
+    trace_steps: arguments.TraceSteps = None,
     staleness: arguments.MostStaleness = None,
     metrics_port: arguments.MetricsEndpoint = "",
 ) -> int:
     """Train: one executor daemon per device; save the trained variables."""
     place = take_place()
+    refuse_without("--trace-steps", trace_steps, "--trace", trace is not None)
+    refuse_without("--keep", keep, "--save-every", bool(save_every))
     if trace is not None:
         check_output_file(trace, (data,))
     with ExitStack() as at_the_end:  # from before the plan is read until its variables are written
@@ -81,10 +92,10 @@ def run_command(
             check_place(place, len(folder.plan.ranks), restarts or 0, bool(folder.plan.asynchronous))
         steps_apart, seconds_apart = parse_interval(save_every, "--save-every")
         checkpoint_folder = checkpoints_of(out, checkpoints).resolve()
-        _check_min_hosts(min_hosts, restarts)
-        traced = parse_steps(trace_steps, "--trace-steps") if trace is not None else _untold(folder.plan)
+        _check_min_hosts(folder, min_hosts, restarts)
+        traced = parse_steps(trace_steps or TRACED, "--trace-steps") if trace else _untold(folder.plan)
         endpoint = parse_endpoint(metrics_port, "--metrics-port")
-        saves = Checkpoints(str(checkpoint_folder), steps_apart, seconds_apart, keep)
+        saves = Checkpoints(str(checkpoint_folder), steps_apart, seconds_apart, keep or KEPT)
         at_the_end.enter_context(training_folders(out, saves))
         hosts_left, last = HostsLeft(folder, min_hosts, note), _LastProgress()
         with _telling(hosts_left, steps, endpoint, last) as on_progress:
@@ -116,12 +127,19 @@ def run_command(
         return _tell_result(hosts_left.folder, result, steps, checkpoint_folder, trace, last)
 
 
-def _check_min_hosts(min_hosts: int, restarts: int | None) -> None:
+def _check_min_hosts(folder: PlanFolder, min_hosts: int, restarts: int | None) -> None:
     if min_hosts and not restarts:
         raise BadUsage(
             "nothing is started again without --restarts",
             at=f"--min-hosts {min_hosts}",
             fix="say how often: --restarts 3",
+        )
+    hosts = len(read_cluster(folder.path / CLUSTER).hosts) if min_hosts else 0
+    if min_hosts > hosts:
+        raise BadUsage(
+            f"{min_hosts} hosts at least, of which the plan has {hosts}",
+            at=f"--min-hosts {min_hosts}",
+            fix=f"ask for {hosts} or fewer",
         )
 
 

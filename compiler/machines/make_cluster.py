@@ -20,11 +20,12 @@ import msgspec
 
 from partc.compiler.machines.nvlinks import PCIE_ASSUMED, detect_nvlinks, join_gpus
 from partc.compiler.machines.this_machine import Hardware, look_at_this_machine, short_name
+from partc.compiler.report.units import plural
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, read_resource_file
 from partc.cost.cluster.detect_gpus import GPU_TYPES, Gpu, check_gpu_type, detect_gpus
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.engines.allotted_nodes import allotted_slots, spell_out_counts, spell_out_nodes
-from partc.runtime.errors import BadCluster, BadUsage
+from partc.runtime.errors import BadUsage
 
 SWITCH = "switch"
 NETWORK_BYTES_PER_S = 1.25e9
@@ -32,6 +33,18 @@ LATENCY_S = 25e-6  # of each link to the switch
 MOST_WORKERS = 4  # on a host's cores, unless another number is asked for
 
 Kind = Literal["cpu", "gpu"]
+
+# Wish -> its option, and what to do where a cluster has no place for it.
+_OPTIONS = {
+    "devices": ("--devices", "edit the file: it names the GPUs"),
+    "workers": ("--workers", "say --devices cpu"),
+    "gpus": ("--gpus", "leave --devices out; a resource file names GPUs itself"),
+    "gpu_type": (
+        "--gpu-type",
+        "say how many GPUs each host has, --gpus; or edit the resource file",
+    ),
+    "network_bytes_per_s": ("--network", "describe several hosts: --from with a resource file"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +93,37 @@ def make_cluster(source: str, wishes: Wishes) -> MadeCluster:
         check_gpu_type(wishes.gpu_type, "--gpu-type")
     if source == "auto":
         source = _what_there_is()
-    if source not in ("machine", "slurm", "mpi-operator"):
-        return _of_resource_file(Path(source), wishes)
+    is_file = source not in ("machine", "slurm", "mpi-operator")
+    made = _of_resource_file(Path(source), wishes) if is_file else _of_environment(source, wishes)
+    _refuse_unused(wishes, made, is_file)
+    return made
+
+
+def _of_environment(source: str, wishes: Wishes) -> MadeCluster:
     environment = {"machine": _this_machine, "slurm": _slurm, "mpi-operator": _mpi_operator}[source]()
     hosts = tuple(_host(name, hardware, environment, wishes) for name, hardware in environment.hosts.items())
     if source == "machine":
         return _one_host(hosts[0], environment)
     return _joined(hosts, environment.source, environment.assumed, wishes)
+
+
+def _refuse_unused(wishes: Wishes, made: MadeCluster, is_file: bool) -> None:
+    """Refuse wishes that nothing came of. Raises BadUsage."""
+    devices = [device for host in made.cluster.hosts for device in host.devices]
+    kinds = {device.kind for device in devices}
+    used = {
+        "devices": wishes.devices is None or kinds == {wishes.devices},
+        "workers": "cpu" in kinds,
+        "gpus": not is_file and ("gpu" in kinds or wishes.gpus == 0),
+        "gpu_type": any(device.profile == wishes.gpu_type for device in devices),
+        "network_bytes_per_s": len(made.cluster.hosts) > 1,
+    }
+    hosts = plural(len(made.cluster.hosts), "host")
+    what = f"{hosts} with {' and '.join(sorted(kinds))} devices, by {made.source}"
+    for name, is_used in used.items():
+        if getattr(wishes, name) is not None and not is_used:
+            option, instead = _OPTIONS[name]
+            raise BadUsage(f"nothing comes of it for {what}", at=option, fix=f"leave it out, or {instead}")
 
 
 def _what_there_is() -> str:
@@ -248,9 +285,6 @@ def _of_resource_file(path: Path, wishes: Wishes) -> MadeCluster:
             at="--from",
             fix="use machine, slurm, mpi-operator, or the path of a resource file",
         )
-    for name, value in (("--devices cpu", wishes.devices == "cpu"), ("--gpus", wishes.gpus)):
-        if value:
-            raise BadCluster("a resource file names the GPUs", at=name, fix="leave it out, or edit the file")
     read = read_resource_file(path, wishes.gpu_type)
     memory = [] if wishes.memory_bytes else ["256 GiB of memory on every host"]
     hosts = [

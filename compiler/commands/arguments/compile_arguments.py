@@ -83,7 +83,11 @@ PartitionSearchMode = Annotated[
     ),
 ]
 MinPartitions = Annotated[
-    int, typer.Option(help="The fewest partitions to consider.", rich_help_panel=panels.STRATEGY)
+    int | None,
+    typer.Option(
+        help="With --search-partitions: the fewest to consider; 1, if nothing is said.",
+        rich_help_panel=panels.STRATEGY,
+    ),
 ]
 DisabledMechanisms = Annotated[
     list[str],

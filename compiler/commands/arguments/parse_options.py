@@ -23,6 +23,16 @@ def name_once(found: MutableMapping[str, Value], name: str, value: Value, option
         )
 
 
+def refuse_without(option: str, value: object, other: str, is_given: bool) -> None:
+    """Refuse an option that is told, but not the other one that gives it a meaning. Raises BadUsage."""
+    if value is not None and not is_given:
+        raise BadUsage(
+            f"{option} says nothing without {other}",
+            at=f"{option} {value}",
+            fix=f"leave it out, or give {other} as well",
+        )
+
+
 def parse_pairs(text: str, option: str) -> dict[str, str] | None:
     """Parse `a=b,c=d`; empty text is None. Raises BadUsage."""
     if not text:

@@ -30,7 +30,12 @@ SaveEvery = Annotated[
     ),
 ]
 Keep = Annotated[
-    int, typer.Option(min=1, help="How many checkpoints stay.", rich_help_panel=panels.CHECKPOINTS)
+    int | None,
+    typer.Option(
+        min=1,
+        help="With --save-every: how many checkpoints stay; 3, if nothing is said.",
+        rich_help_panel=panels.CHECKPOINTS,
+    ),
 ]
 Resume = Annotated[
     bool,
@@ -63,9 +68,10 @@ Timeout = Annotated[
     float, typer.Option(help="Seconds without progress that end the run.", rich_help_panel=panels.FAULTS)
 ]
 TraceSteps = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="The steps that a trace shows: 3, the last three; 100-105,500, these; 500-500, that one.",
+        help="With --trace: the steps that it shows: 3, the last three, if nothing is said; 100-105,500, "
+        "these; 500-500, that one.",
         metavar="STEPS",
         rich_help_panel=panels.WATCHED,
     ),

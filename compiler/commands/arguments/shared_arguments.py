@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from partc.compiler.commands.arguments.parse_options import parse_axes, parse_pairs
+from partc.compiler.commands.arguments.parse_options import parse_axes, parse_pairs, refuse_without
 from partc.compiler.commands.command_line import panels
 from partc.compiler.commands.command_line.completion import (
     GRAPHS,
@@ -13,7 +13,7 @@ from partc.compiler.commands.command_line.completion import (
     complete_files,
     complete_plans,
 )
-from partc.compiler.options import GraphOptions, Sample
+from partc.compiler.options import SAMPLE_STEPS, GraphOptions, Sample
 from partc.runtime.checkpoints.manifest import FOLDER
 
 PlanArgument = Annotated[
@@ -102,8 +102,12 @@ SampleDataArgument = Annotated[
     ),
 ]
 SampleStepsArgument = Annotated[
-    int,
-    typer.Option(min=1, help="How many steps of the sample data are looked at.", rich_help_panel=panels.STEP),
+    int | None,
+    typer.Option(
+        min=1,
+        help=f"How many steps of the sample data are looked at: {SAMPLE_STEPS}, if nothing is said.",
+        rich_help_panel=panels.STEP,
+    ),
 ]
 
 
@@ -117,6 +121,7 @@ def graph_options(state: list[str], axes: list[str], loss: str, initial: Path | 
     return GraphOptions(parse_pairs(",".join(state), "--state"), parse_axes(axes), loss or None, initial)
 
 
-def sample_of(data: str, steps: int) -> Sample | None:
-    """Return the sample data, None where none is named."""
-    return Sample(data, steps) if data else None
+def sample_of(data: str, steps: int | None) -> Sample | None:
+    """Return the sample data, None where none is named. Raises BadUsage of steps without data."""
+    refuse_without("--sample-steps", steps, "--sample-data", bool(data))
+    return Sample(data, steps or SAMPLE_STEPS) if data else None

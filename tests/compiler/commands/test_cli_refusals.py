@@ -88,6 +88,27 @@ pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
         ("profile train.onnx -c cluster.json -o cluster.json", "the output is the input", "another file"),
         ("cluster measure cluster.json -o cluster.json", "the output is the input", "another file"),
         ("cluster init --from hosts.txt -o hosts.txt", "the output is the input", "another file"),
+        (
+            "run out --steps 1 --trace-steps 3",
+            "--trace-steps says nothing without --trace",
+            "--trace as well",
+        ),
+        ("run out --steps 1 --keep 3", "--keep says nothing without --save-every", "--save-every as well"),
+        (
+            "run out --steps 1 --restarts 1 --min-hosts 5",
+            "5 hosts at least, of which the plan has 2",
+            "ask for 2",
+        ),
+        (
+            "inspect train.onnx --sample-steps 2",
+            "says nothing without --sample-data",
+            "--sample-data as well",
+        ),
+        (
+            "compile train.onnx -c out/cluster.json -o new --min-partitions 4",
+            "--min-partitions says nothing without --search-partitions",
+            "--search-partitions as well",
+        ),
         ("executor nowhere", "no job", "partc run"),
         ("executor out", "no job", "partc run"),
     ],

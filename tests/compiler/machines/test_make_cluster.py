@@ -133,6 +133,31 @@ def test_a_resource_file_keeps_its_addresses(tmp_path: Path) -> None:
         make_cluster("nowhere.txt", Wishes())
 
 
+@pytest.mark.parametrize(
+    ("source", "gpus", "wishes", "option"),
+    [
+        ("machine", 0, Wishes(devices="cpu", gpus=2, gpu_type="h100"), "--gpus"),
+        ("machine", 0, Wishes(gpu_type="h100"), "--gpu-type"),
+        ("machine", 1, Wishes(devices="gpu", workers=3), "--workers"),
+        ("machine", 1, Wishes(workers=3), "--workers"),
+        ("machine", 0, Wishes(network_bytes_per_s=1e9), "--network"),
+        ("hosts.txt", 0, Wishes(workers=3), "--workers"),
+        ("hosts.txt", 0, Wishes(gpus=2), "--gpus"),
+        ("hosts.txt", 0, Wishes(gpu_type="v100"), "--gpu-type"),
+        ("hosts.txt", 0, Wishes(devices="cpu"), "--devices"),
+    ],
+)
+def test_a_wish_that_nothing_comes_of_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, gpus: int, wishes: Wishes, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts.txt").write_text("10.0.0.1: 0,1 h100\n10.0.0.2: 3 a100\n")
+    has_gpus(monkeypatch, *[H100] * gpus)
+
+    with pytest.raises(BadUsage, match=f"nothing comes of it for .*\n  at:  {option}\n  fix: leave it"):
+        make_cluster(source, wishes)
+
+
 def test_init_writes_a_file_that_compile_reads_and_replaces_none(tmp_path: Path) -> None:
     path = tmp_path / "new" / "cluster.json"
 

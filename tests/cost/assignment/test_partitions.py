@@ -177,7 +177,7 @@ def test_without_a_search_the_minimum_is_used(tmp_path: Path) -> None:
         shards.append({h.variable for r in plan.ranks for h in r.pieces if not is_empty(h.box)})
     assert shards[0] == shards[1]
     compile_ = ("compile", tmp_path / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "x")
-    for searched in ((), ("--search-partitions", "model")):
+    for searched in (("--search-partitions", "off"), ("--search-partitions", "model")):
         refused(*compile_, *searched, "--min-partitions", 0, what="0 partitions", fix="at least one")
 
 
