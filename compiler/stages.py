@@ -9,6 +9,7 @@ from types import NoneType
 import msgspec
 
 from partc.compiler.compilation import Compilation
+from partc.compiler.options import Options
 from partc.compiler.output.describe_plan import describe_plan
 from partc.compiler.output.plan_files import PlanFiles
 from partc.compiler.planning.ahead import Ahead, is_worthwhile
@@ -123,12 +124,20 @@ def average_over_replicas(compilation: Compilation) -> None:
     """Say in the graph where replicas are averaged. Raises BadUsage for what only a batch per replica has."""
     aggregation = compilation.options.chosen_aggregation()
     if compilation.options.chosen_batch() == "global":
-        check_one_batch(compilation.training, aggregation)
+        check_one_batch(compilation.training, aggregation, _strategy_of_one_batch(compilation.options))
         return
     training, is_alone = compilation.training, _replicas(compilation) == 1
     if not is_alone:
         check_draws(training)
     compilation.training = average_replicas(training, compilation.main, aggregation, is_alone=is_alone)
+
+
+def _strategy_of_one_batch(options: Options) -> str:
+    """Return the strategy that has one batch for all whatever --batch says; empty where that decides."""
+    strategy = options.chosen_strategy()
+    if isinstance(strategy, Strategy) or (isinstance(strategy, NamedStrategy) and strategy.splits_dense):
+        return f"--strategy {options.asked_strategy}" if options.asked_strategy else "the strategy file"
+    return ""
 
 
 def add_gradient_outputs(compilation: Compilation) -> None:

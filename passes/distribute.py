@@ -35,19 +35,25 @@ def declare_gradients(training: TrainingGraph) -> None:
             tensors[gradient.dense].shape = list(training.variables[name].shape)
 
 
-def check_one_batch(training: TrainingGraph, aggregation: Aggregation) -> None:
-    """Refuse what tells replicas apart where all ranks together are one device."""
-    if not (aggregation.average_dense and aggregation.average_sparse):
+def check_one_batch(training: TrainingGraph, aggregation: Aggregation, strategy: str) -> None:
+    """Refuse what tells replicas apart where all ranks together are one device.
+
+    `strategy`: the one that has no other batch than one for all; empty: --batch asks for that.
+    """
+    asked = strategy or "--batch global"
+    instead = "use --strategy allreduce" if strategy else "leave --batch out"
+    averaged = {"--sum-dense": aggregation.average_dense, "--sum-sparse": aggregation.average_sparse}
+    if sums := " and ".join(option for option, is_averaged in averaged.items() if not is_averaged):
         raise BadUsage(
             "gradients are to be summed over replicas, but one batch for all has one gradient",
-            at="average_dense, average_sparse and --batch global",
-            fix="leave --batch out: every replica then has a batch and a gradient of its own",
+            at=f"{sums} with {asked}",
+            fix=f"leave {sums} out, or {instead}: every replica then has a batch and a gradient of its own",
         )
     if training.shard_inputs:
         raise BadUsage(
             "each replica is to read a shard of its own, but one batch is for all",
-            at=f"input {next(iter(training.shard_inputs))!r} and --batch global",
-            fix="leave --batch out: every replica then has a batch of its own",
+            at=f"input {next(iter(training.shard_inputs))!r} with {asked}",
+            fix=f"{instead}: every replica then has a batch of its own",
         )
 
 

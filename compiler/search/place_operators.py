@@ -71,7 +71,8 @@ def _decided(training: TrainingGraph, cluster: Cluster, options: Options) -> Com
     """Return the analysis of the step as one replica, of which nothing is split."""
     workers = sum(rank.replica is not None for rank in ranks_of(cluster))
     whole = Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh={"data": 1, "tensor": workers})
-    compilation = begin_compilation(training, cluster, replace(options, strategy=whole))
+    decided = replace(options, strategy=whole, strategy_name=options.asked_strategy)
+    compilation = begin_compilation(training, cluster, decided)
     run(DECIDE, compilation)
     return compilation
 

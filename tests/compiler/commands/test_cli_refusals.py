@@ -117,6 +117,21 @@ def test_a_wrong_command_is_refused(folder: Path, command: str, what: str, fix: 
     refused(*command.split(), what=what, fix=fix)
 
 
+def test_sums_over_replicas_are_refused_by_what_leaves_one_batch(folder: Path) -> None:
+    compile_ = ("compile", "train.onnx", "-c", CLUSTER, "-o", "new")
+
+    refused(
+        *(*compile_, "--sum-dense", "--batch", "global"),
+        at="--sum-dense with --batch global",
+        fix="leave --sum-dense out, or leave --batch out:",
+    )
+    refused(
+        *(*compile_, "--sum-dense", "--sum-sparse", "--strategy", "placed"),
+        at="--sum-dense and --sum-sparse with --strategy placed",
+        fix="leave --sum-dense and --sum-sparse out, or use --strategy allreduce:",
+    )
+
+
 WRONG_DATA = (
     ("nope", "'nope' is of no known form", "synthetic or MODULE:FUNC"),
     ("nowhere.npz", "no such file", "numpy.savez"),
