@@ -16,13 +16,14 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from partc.compiler.differentiation.forward.batch_axes import SYMBOLIC, BatchAxes, types_with_sizes
+from partc.compiler.differentiation.forward.held_batch import refuse_held_batch
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.parameters.find_parameters import data_inputs
 from partc.compiler.differentiation.tensor_types import (
     Shape,
     Types,
     check_shapes,
-    infer_types,
     small_constants,
     type_of,
 )
@@ -31,13 +32,12 @@ from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
 BATCH = "batch"
 PROBE = 9973  # a prime that no model has as a size: the batch at which shapes are compared
 BatchSize = int | Literal["dynamic"]
-SYMBOLIC = "export the model with a symbolic batch"
 
 
 def rebatch(model: onnx.ModelProto, batch: BatchSize, sample_axes: Mapping[str, int | None]) -> None:
     """Rewrite the model in place. Raises BadUsage, UnsupportedModel."""
     old = _current_batch(model, sample_axes)
-    if isinstance(old, int):
+    if isinstance(old, int) and old != batch:
         _free_constants(model, old, sample_axes)
     _set_batch(model, BATCH if batch == "dynamic" else batch, sample_axes)
 
@@ -81,26 +81,29 @@ def _set_batch(model: onnx.ModelProto, batch: int | str, sample_axes: Mapping[st
 
 def _free_constants(model: onnx.ModelProto, old: int, sample_axes: Mapping[str, int | None]) -> None:
     """Rewrite every constant target that holds the batch, from the first to the last."""
-    before = infer_types(model)
+    before = types_with_sizes(model)
     _set_batch(model, PROBE, sample_axes)
     constants = small_constants(model.graph)
     names = NodeBuilder((*constants, *before))
-    after = infer_types(model)
+    after = types_with_sizes(model)
     for node in model.graph.node:
         if node.op_type not in ("Reshape", "Expand") or node.input[1] not in constants:
             continue
-        source = node.input[0]
-        was, now = (types[source].shape if source in types else None for types in (before, after))
+        was, now, result = (
+            types[name].shape if name in types else None
+            for name, types in ((node.input[0], before), (node.input[0], after), (node.output[0], before))
+        )
         if was is None or now is None:
             continue
-        target = _free_target(node, constants[node.input[1]], was, now, before[node.output[0]].shape, old)
+        target = _free_target(node, constants[node.input[1]], was, now, result, old)
         if target is not None:
             replacement = numpy_helper.from_array(target, names.fresh(f"{node.input[1]}.any_batch"))
             model.graph.initializer.append(replacement)
             node.input[1] = replacement.name
             _let_zero_copy(node)
-            after = infer_types(model)
+            after = types_with_sizes(model)
     _check_batch_survives(model, before, after, old)
+    refuse_held_batch(model.graph, BatchAxes(old, before, after))
 
 
 def _free_target(

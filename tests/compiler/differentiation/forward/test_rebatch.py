@@ -127,6 +127,19 @@ def test_expand_keeps_the_batch_of_its_input() -> None:
     assert infer_types(model)["y"].shape == ("batch", 3)
 
 
+def test_a_target_behind_computed_sizes_keeps_all_but_the_batch() -> None:
+    """ONNX's inference knows no size of v; an export that nobody optimised computes many."""
+    model = parse("""(float[6,8] x) => (float[2,3,8] y) {
+        n = Shape <start = 1> (x) all = Shape (x) count = ReduceProd (all) m = Div (count, n)
+        shape = Concat <axis = 0> (m, n) v = Reshape (x, shape)
+        s = Constant <value_ints = [2,3,8]> () y = Reshape (v, s) }""")
+    x = np.arange(30, dtype=np.float32).reshape(6, 5)
+
+    rebatch(model, 5, {"x": 1})
+
+    np.testing.assert_array_equal(ReferenceEvaluator(model).run(None, {"x": x})[0], x.reshape(2, 3, 5))
+
+
 def test_inputs_that_disagree_are_refused() -> None:
     model = parse("(float[2,3] a, float[4,3] b) => (float[2,3] c) { c = Neg (a) d = Neg (b) }")
 

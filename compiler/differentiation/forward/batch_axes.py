@@ -1,0 +1,58 @@
+"""Which axes of a forward graph's tensors the batch is in: those whose sizes differ at another batch.
+
+x [4, 6] and [9973, 6]       axis 0          Concat (x, x) [8, 6] and [19946, 6]      axis 0, of old size 8
+"""
+
+from dataclasses import dataclass
+
+import onnx
+
+from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
+from partc.compiler.differentiation.tensor_types import Shape, Types, infer_types, without_large_values
+
+SYMBOLIC = (
+    "export the model with a symbolic batch (dynamic_shapes, or dynamic_axes, of torch.onnx.export): "
+    "what its size decides is then computed"
+)
+
+
+@dataclass(frozen=True)
+class BatchAxes:
+    """Types at the model's own batch, which is `size`, and at another."""
+
+    size: int
+    before: Types
+    after: Types
+
+    def axes(self, tensor: str) -> frozenset[int]:
+        """Return the axes that the batch is in."""
+        was, now = self._shapes(tensor)
+        return frozenset(axis for axis, (a, b) in enumerate(zip(was, now, strict=False)) if a != b)
+
+    def counted_axes(self, tensor: str) -> frozenset[int]:
+        """Return the axes that the batch is in or may be in: how many entries data decide, too."""
+        was, _ = self._shapes(tensor)
+        return self.axes(tensor) | {axis for axis, size in enumerate(was) if not isinstance(size, int)}
+
+    def old_size(self, tensor: str, axis: int) -> int:
+        """Return a size at the model's own batch, which stands for what nobody can tell."""
+        size = self._shapes(tensor)[0][axis]
+        return size if isinstance(size, int) else self.size
+
+    def rank(self, tensor: str) -> int:
+        """Return the number of axes, 0 where it is unknown."""
+        return len(self._shapes(tensor)[0])
+
+    def _shapes(self, tensor: str) -> tuple[Shape, Shape]:
+        was, now = (types[tensor].shape if tensor in types else None for types in (self.before, self.after))
+        return was or (), now or ()
+
+
+def types_with_sizes(model: onnx.ModelProto) -> Types:
+    """Return the types of a model whose inputs have sizes, those among them that the graph computes."""
+    if not any(node.op_type in ("Shape", "Size") for node in model.graph.node):
+        return infer_types(model)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(without_large_values(model))
+    fold_sizes(copy)
+    return infer_types(copy)
