@@ -8,6 +8,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from partc.compiler.model_files.check_element_types import check_element_types
+from partc.compiler.model_files.check_operand_shapes import check_operand_shapes
 from partc.passes.graph.infer_shapes import infer_shapes
 from partc.runtime.errors import UnsupportedModel
 
@@ -63,7 +64,9 @@ def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
 
 def check_shapes(model: onnx.ModelProto) -> None:
     """Raise BadModel where the shapes, or the element types, of a node's inputs do not fit together."""
-    check_element_types(infer_shapes(without_large_values(model), strict_mode=True))
+    inferred = infer_shapes(without_large_values(model), strict_mode=True)
+    check_element_types(inferred)
+    check_operand_shapes(inferred)
 
 
 def type_of(value: onnx.ValueInfoProto) -> TensorType:

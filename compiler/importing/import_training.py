@@ -55,6 +55,7 @@ from partc.compiler.importing.propose_state import propose_state
 from partc.compiler.importing.shard_inputs import declare_shards, read_shard_inputs
 from partc.compiler.importing.training_info import has_algorithm, join_training_info
 from partc.compiler.model_files.check_element_types import check_element_types
+from partc.compiler.model_files.check_operand_shapes import check_operand_shapes
 from partc.compiler.model_files.convert_opset import convert_opset
 from partc.compiler.model_files.model_file import check_model, onnx_transforming, read_model
 from partc.compiler.model_files.widen_vectors import inline_products, widen_vectors
@@ -275,6 +276,7 @@ def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
     model.ir_version = max(IR_VERSION, min(model.ir_version, IR_VERSION))
     model = infer_shapes(model, strict_mode=True, data_prop=True)
     check_element_types(model)
+    check_operand_shapes(model)
     return model
 
 

@@ -204,7 +204,8 @@ def check_batch_is_free(model: onnx.ModelProto, batch: str = "the model's own ba
         check_shapes(model)
     except BadModel as error:
         raise UnsupportedModel(
-            f"{batch} is held in a constant that partc does not recognise: {error.what}",
+            f"{batch} is held in a constant that partc does not recognise: "
+            + error.what.replace(str(PROBE), BATCH),
             at=error.at,
             fix=SYMBOLIC,
         ) from error

@@ -164,6 +164,16 @@ def test_a_state_that_holds_the_batch_is_refused() -> None:
         rebatch(model, 5, {"x": 0})
 
 
+def test_labels_that_number_the_samples_are_refused() -> None:
+    """ONNX's inference does not compare labels with scores."""
+    model = parse("""(float[4,6] x) => (float loss) {
+        labels = Constant <value_ints = [0, 1, 2, 3]> () xt = Transpose (x) scores = MatMul (x, xt)
+        loss = SoftmaxCrossEntropyLoss (scores, labels) }""")
+
+    with pytest.raises(UnsupportedModel, match=r"takes \[batch\] beside 'scores' of .*'labels' is of \[4\]"):
+        rebatch(model, 12, {"x": 0})
+
+
 def test_values_stay() -> None:
     model = parse("""(float[2,3,2] x) => (float[2,6] y) {
         s = Constant <value_ints = [2,6]> () y = Reshape (x, s) }""")
