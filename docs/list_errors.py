@@ -17,8 +17,8 @@ ERRORS = "runtime/errors.py"
 HEAD = """# Every error
 
 Made from partc's source. Each message has three parts: what is wrong, `at`: where, and `fix`: what to do. On
-the command line it ends with exit code 2 (1 where ranks failed), in Python it is an exception with these
-three as attributes. ⟨...⟩ stands for what a message is filled in with.
+the command line it ends with exit code 2 (1 where ranks failed, 3 for an InternalError), in Python it is an
+exception with these three as attributes. ⟨...⟩ stands for what a message is filled in with.
 [Troubleshooting](troubleshooting.md) tells of what has no message.
 """
 

@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import shape_inference
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
-from partc.runtime.errors import UnsupportedModel
+from partc.runtime.errors import InternalError, PartcError, UnsupportedModel
 from partc.runtime.execution.device import CPU, disabled_optimizers, open_session
 from partc.runtime.plan.program import Plan, Run
 
@@ -24,7 +24,10 @@ _NODE = re.compile(
 
 
 def load_segments(folder: Path, plan: Plan, only: Iterable[str] | None = None) -> None:
-    """Open each distinct segment of a plan once; `only`: of these paths. Raises UnsupportedModel."""
+    """Open each distinct segment of a plan once; `only`: of these paths.
+
+    Raises UnsupportedModel for what has no kernel, InternalError for a segment that is wrong.
+    """
     segments_to_load = None if only is None else set(only)
     disabled = disabled_optimizers(plan)
     for segment, kinds in sorted(_kinds(plan).items()):
@@ -54,18 +57,22 @@ def _load(path: Path, segment: str, disabled: tuple[str, ...], on_cpu: bool) -> 
         raise _refusal(path, segment, error) from error
 
 
-def _refusal(path: Path, segment: str, error: Exception) -> UnsupportedModel:
+def _refusal(path: Path, segment: str, error: Exception) -> PartcError:
     message = str(error).split(" : ", 3)[-1]  # behind "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : "
     match = _NODE.search(message)
     name = next(filter(None, match.groups()), None) if match else None
+    what = f"ONNX Runtime {onnxruntime.__version__} cannot run a segment: {message.strip()}"
+    place = f"{segment}" if name is None else f"node {name!r}{_describe_node(path, name)} in {segment}"
     if isinstance(error, NoKernel):
-        fix = "convert the model to an element type that the op has a kernel for, such as float32"
-    else:
-        fix = "this is a mistake of partc's own: report it with the model; another --strategy may avoid it"
-    return UnsupportedModel(
-        f"ONNX Runtime {onnxruntime.__version__} cannot run a segment: {message.strip()}",
-        at=f"{segment}" if name is None else f"node {name!r}{_describe_node(path, name)} in {segment}",
-        fix=fix,
+        return UnsupportedModel(
+            what,
+            at=place,
+            fix="convert the model to an element type that the op has a kernel for, such as float32",
+        )
+    return InternalError(
+        what,
+        at=place,
+        fix="this is a mistake of partc's own: report it with the model; another --strategy may avoid it",
     )
 
 

@@ -26,11 +26,13 @@ from partc.compiler.differentiation.tensor_types import (
     check_shapes,
     small_constants,
     type_of,
+    without_large_values,
 )
 from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
 
 BATCH = "batch"
 PROBE = 9973  # a prime that no model has as a size: the batch at which shapes are compared
+DIVISIBLE = 720720  # by all numbers to 16: two views of a sample, or halves, may be what a batch has
 BatchSize = int | Literal["dynamic"]
 
 
@@ -40,6 +42,7 @@ def rebatch(model: onnx.ModelProto, batch: BatchSize, sample_axes: Mapping[str, 
     if isinstance(old, int) and old != batch:
         _free_constants(model, old, sample_axes)
     _set_batch(model, BATCH if batch == "dynamic" else batch, sample_axes)
+    check_batch_is_free(model)
 
 
 def _current_batch(model: onnx.ModelProto, sample_axes: Mapping[str, int | None]) -> int | str | None:
@@ -199,13 +202,29 @@ def check_batch_is_free(model: onnx.ModelProto, batch: str = "the model's own ba
     """Raise UnsupportedModel where shapes clash: after rebatching, a constant then holds the old batch.
 
     Shape inference looks into some ops only once they are expanded: it ignores the initial state of an LSTM.
+    A symbol clashes with no number: what is to take any batch is looked at with one.
     """
     try:
-        check_shapes(model)
+        check_shapes(_of_one_batch(model))
     except BadModel as error:
         raise UnsupportedModel(
             f"{batch} is held in a constant that partc does not recognise: "
-            + error.what.replace(str(PROBE), BATCH),
+            + error.what.replace(str(PROBE), BATCH).replace(str(DIVISIBLE), BATCH),
             at=error.at,
             fix=SYMBOLIC,
         ) from error
+
+
+def _of_one_batch(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model of any batch at one that no constant holds; another model as it is."""
+    light = without_large_values(model)
+    sizes = [size for value in light.graph.input for size in value.type.tensor_type.shape.dim]
+    if not any(size.dim_param == BATCH for size in sizes):
+        return model
+    for size in sizes:
+        if size.dim_param == BATCH:
+            size.dim_value = DIVISIBLE
+    for output in light.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    del light.graph.value_info[:]
+    return light

@@ -15,7 +15,7 @@ from partc.compiler.pipeline import compile_graph
 from partc.compiler.planning.load_segments import load_segments
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.passes.scheduling import write_segments
-from partc.runtime.errors import UnsupportedModel
+from partc.runtime.errors import InternalError, UnsupportedModel
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import (
     assert_trains_as_one_device,
@@ -69,7 +69,7 @@ def test_a_segment_that_is_wrong_is_named_with_its_node(
 
     monkeypatch.setattr(write_segments, "align_scalars", name_all_alike)
 
-    with pytest.raises(UnsupportedModel, match=r"(?s)at:  node 'twice'.* in segments/.*a mistake of partc's"):
+    with pytest.raises(InternalError, match=r"(?s)at:  node 'twice'.* in segments/.*a mistake of partc's"):
         compile_graph(import_text(squares()), cluster_of("2x2"), tmp_path / "out", Options())
 
     assert list(tmp_path.iterdir()) == []

@@ -6,10 +6,10 @@ import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from partc.compiler.differentiation.forward.rebatch import rebatch
+from partc.compiler.differentiation.forward.rebatch import BatchSize, rebatch
 from partc.compiler.differentiation.objective import state_objective
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
-from partc.compiler.differentiation.tensor_types import infer_types
+from partc.compiler.differentiation.tensor_types import infer_types, type_of
 from partc.runtime.errors import BadUsage, UnsupportedModel
 
 
@@ -162,6 +162,33 @@ def test_a_state_that_holds_the_batch_is_refused() -> None:
 
     with pytest.raises(UnsupportedModel, match="symbolic batch"):
         rebatch(model, 5, {"x": 0})
+
+
+@pytest.mark.parametrize("old", ["4", "n"])
+@pytest.mark.parametrize("batch", [12, "dynamic"])
+def test_any_batch_is_refused_where_one_is(old: str, batch: BatchSize) -> None:
+    """Beside a symbol ONNX's inference lets any number stand."""
+    model = parse(f"""(float[{old},6] x) => (float loss) {{
+        h = MatMul (x, W) middle = Constant <value_ints = [1]> () rows = Unsqueeze (h, middle)
+        copies = Constant <value_ints = [1, 4, 1]> () all = Expand (rows, copies)
+        first = Constant <value_ints = [0]> () means = ReduceMean <keepdims = 0> (all, first)
+        d = Sub (means, x) s = Mul (d, d) loss = ReduceMean <keepdims = 0> (s) }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((6, 6), np.float32), "W"))
+
+    with pytest.raises(UnsupportedModel, match="held in a constant"):
+        state_objective(model, "loss", batch)
+
+
+def test_any_batch_may_be_one_of_pairs() -> None:
+    model = parse("""(float[n,6] x) => (float loss) {
+        pairs = Constant <value_ints = [2, -1, 3]> () first = Constant <value_ints = [0]> () h = MatMul (x, W)
+        views = Reshape (h, pairs) means = ReduceMean <keepdims = 0> (views, first) s = Mul (means, means)
+        loss = ReduceMean <keepdims = 0> (s) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((6, 3), np.float32), "W"))
+
+    objective = state_objective(model, "loss", "dynamic")
+
+    assert type_of(objective.model.graph.input[0]).shape == ("batch", 6)
 
 
 def test_labels_that_number_the_samples_are_refused() -> None:
