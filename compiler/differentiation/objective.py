@@ -113,6 +113,7 @@ def _prepare(
 ) -> _Prepared:
     facts = find.forward_facts(forward)
     model = normalise_forward(forward)
+    reached = find.reached_by_inputs(forward.graph) | find.reached_by_inputs(model.graph)
     check_shapes(model)
     sample_axes = _sample_axes(model.graph, facts, assume_first=batch_size is not None)
     if batch_size is not None:
@@ -130,7 +131,7 @@ def _prepare(
         types = infer_types(model)
     next_values = set(state.values())
     results = tuple(value.name for value in model.graph.output if value.name not in next_values)
-    candidates = find.candidate_parameters(model.graph, types)
+    candidates = find.candidate_parameters(model.graph, types, reached)
     loss_output = add_loss(
         model.graph,
         types,

@@ -50,20 +50,32 @@ class Dataflow:
     active: frozenset[str]  # moved by a parameter, and moving the loss
 
 
-def candidate_parameters(graph: onnx.GraphProto, types: Types) -> tuple[str, ...]:
+def candidate_parameters(
+    graph: onnx.GraphProto, types: Types, reached: Collection[str] = frozenset()
+) -> tuple[str, ...]:
     """Return the float tensors that come from no input: initializers, and tensors with axes that nodes make.
 
-    Constant nodes are constants of the model.
+    Constant nodes are constants of the model. `reached`: what inputs made before sizes were folded, as a
+    first state with the batch's size.
     """
     initializers = [t.name for t in graph.initializer if types[t.name].is_float]
-    dependent = {value.name for value in graph.input} - {t.name for t in graph.initializer}
-    generated = []
-    for node in graph.node:
-        if dependent & reads_of(node):
-            dependent.update(node.output)
-        elif node.op_type in MAKERS and types[node.output[0]].is_float and types[node.output[0]].shape != ():
-            generated.append(node.output[0])
+    dependent = reached_by_inputs(graph).union(reached)
+    makers = [node for node in graph.node if node.op_type in MAKERS]
+    generated = [
+        name
+        for name in (node.output[0] for node in makers)
+        if name not in dependent and types[name].is_float and types[name].shape != ()
+    ]
     return (*initializers, *generated)
+
+
+def reached_by_inputs(graph: onnx.GraphProto) -> frozenset[str]:
+    """Return the tensors that data inputs, or their shapes, go into."""
+    reached = {value.name for value in data_inputs(graph)}
+    for node in graph.node:
+        if reached & reads_of(node):
+            reached.update(node.output)
+    return frozenset(reached)
 
 
 def read_as_constants(graph: onnx.GraphProto) -> frozenset[str]:

@@ -8,11 +8,13 @@ import pytest
 from onnx import numpy_helper
 
 from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.forward.rebatch import BatchSize
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.updates.loss_scaling import StaticScale
 from partc.compiler.differentiation.updates.optimizers import SGD, Momentum
 from partc.compiler.differentiation.updates.update_options import UpdateOptions
 from partc.runtime.errors import BadUsage
+from tests.checks import training_steps as one_device
 from tests.checks.command_line import done, refused
 
 MASKED = """
@@ -145,3 +147,55 @@ def test_the_command_line_takes_patterns(tmp_path: Path) -> None:
         "head_bias",
     }
     refused(*arguments, "--freeze", "nothing*", what="'nothing*'", at="--freeze", fix="use patterns")
+
+
+RECURRENCE = """
+<ir_version: 10, opset_import: ["" : 21]>
+steps (float[8,3,2] x) => (float loss) {
+    batch = Shape <start = 0, end = 1> (x)
+    width = Constant <value_ints = [4]> ()
+    sizes = Concat <axis = 0> (batch, width)
+    h0 = ConstantOfShape (sizes)
+    xt = Transpose <perm = [1, 0, 2]> (x)
+    last, all = Scan (h0, xt) <num_scan_inputs = 1, body = step (float[b,4] h, float[b,2] xi)
+        => (float[b,4] next, float[b,4] copy) {
+            a = MatMul (xi, W) r = MatMul (h, V) s = Add (a, r) next = Tanh (s) copy = Identity (next) }>
+    squares = Mul (last, last)
+    loss = ReduceMean <keepdims = 0> (squares)
+}
+"""
+
+
+def recurrence_loss(x: np.ndarray, w: np.ndarray, v: np.ndarray) -> float:
+    h = np.zeros((len(x), 4))
+    for step in range(x.shape[1]):
+        h = np.tanh(x[:, step] @ w + h @ v)
+    return float((h**2).mean())
+
+
+@pytest.mark.parametrize("batch", [None, 12, "dynamic"])
+@pytest.mark.parametrize("train", [None, ("*",)])
+def test_a_first_state_of_the_batchs_size_is_no_parameter(
+    batch: BatchSize | None, train: tuple[str, ...] | None
+) -> None:
+    """Its size is folded, or its batch is rewritten: it stays what nodes make of an input."""
+    rng = np.random.default_rng(0)
+    w, v = rng.normal(size=(2, 4)), rng.normal(size=(4, 4))
+    model = onnx.parser.parse_model(RECURRENCE)
+    for name, value in (("W", w), ("V", v)):
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    step = build_training_graph(
+        model, loss="loss", optimizer=SGD(1.0), batch_size=batch, parameters=ParameterChoice(train=train)
+    )
+    x = rng.normal(size=(12 if batch else 8, 3, 2))
+
+    (loss,), after = one_device.train(step, [{"x": x.astype(np.float32)}])
+
+    assert loss == pytest.approx(recurrence_loss(x, w, v), rel=1e-5)
+    assert after.keys() == {"W", "V"}
+    slope = np.zeros_like(v)
+    for place in np.ndindex(*v.shape):
+        nudge = np.zeros_like(v)
+        nudge[place] = 1e-5
+        slope[place] = (recurrence_loss(x, w, v + nudge) - recurrence_loss(x, w, v - nudge)) / 2e-5
+    np.testing.assert_allclose(v - after["V"], slope, rtol=1e-3, atol=1e-6)
