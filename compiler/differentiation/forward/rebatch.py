@@ -56,9 +56,10 @@ def _current_batch(model: onnx.ModelProto, sample_axes: Mapping[str, int | None]
     numbers = {size for size in sizes.values() if isinstance(size, int)}
     if len(numbers) > 1:
         raise BadUsage(
-            f"the data inputs disagree on the batch: {sizes}",
+            f"the data inputs disagree on the batch, which is taken for their first axis: {sizes}",
             at="--batch-size",
-            fix="export the model with the wanted batch, or declare each input's sample axis",
+            fix="export the model with the wanted batch, or with a symbolic one (dynamic_shapes, or "
+            "dynamic_axes, of torch.onnx.export): the one symbol of each input tells its sample axis",
         )
     return numbers.pop() if numbers else None
 

@@ -143,8 +143,29 @@ def test_a_target_behind_computed_sizes_keeps_all_but_the_batch() -> None:
 def test_inputs_that_disagree_are_refused() -> None:
     model = parse("(float[2,3] a, float[4,3] b) => (float[2,3] c) { c = Neg (a) d = Neg (b) }")
 
-    with pytest.raises(BadUsage, match="declare each input's sample axis"):
+    with pytest.raises(BadUsage, match="symbol of each input tells its sample axis"):
         rebatch(model, 5, {"a": 0, "b": 0})
+
+
+def test_symbols_tell_the_sample_axes_of_inputs_that_disagree() -> None:
+    """Steps first in x, samples first in y: refused as numbers, and what the refusal says to do."""
+    text = """(float[3,{n},2] x, float[{n},2] y) => (float loss) {{
+        first = Constant <value_ints = [0]> () last = ReduceSum <keepdims = 0> (x, first)
+        h = MatMul (last, W) d = Sub (h, y) s = Mul (d, d) loss = ReduceMean <keepdims = 0> (s) }}"""
+    fixed, open_size = (parse(text.format(n=size)) for size in ("4", "n"))
+    rng = np.random.default_rng(0)
+    x, y, w = rng.normal(size=(3, 12, 2)), rng.normal(size=(12, 2)), rng.normal(size=(2, 2))
+    for model in (fixed, open_size):
+        model.graph.initializer.append(numpy_helper.from_array(w.astype(np.float32), "W"))
+
+    with pytest.raises(BadUsage, match=r"first axis.*'x': 3, 'y': 4"):
+        state_objective(fixed, "loss", 12)
+    objective = state_objective(open_size, "loss", 12)
+
+    feeds = {"x": x.astype(np.float32), "y": y.astype(np.float32)}
+    (loss,) = ReferenceEvaluator(objective.model).run(["loss"], feeds)
+    assert loss == pytest.approx(((x.sum(0) @ w - y) ** 2).mean(), rel=1e-5)
+    assert objective.sample_axes == {"x": 1, "y": 0}
 
 
 def test_a_batch_that_no_output_follows_is_refused() -> None:
