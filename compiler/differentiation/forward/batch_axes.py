@@ -1,6 +1,6 @@
 """Which axes of a forward graph's tensors the batch is in: those whose sizes differ at another batch.
 
-x [4, 6] and [9973, 6]       axis 0          Concat (x, x) [8, 6] and [19946, 6]      axis 0, of old size 8
+x [4, 6] and [1009, 6]       axis 0          Concat (x, x) [8, 6] and [2018, 6]      axis 0, of old size 8
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@
     a number of samples           a sum over the batch divided by 4, by 3 (an unbiased one), times 0.25
 
 What is in such a constant cannot be told: half of a batch of 4, or the first two samples of any. The first
-and the last sample, and the next to these, are the same in any batch of more than two. Shape inference sees
+and the last sample, and the next to these, are the same in any batch of more than three. Shape inference sees
 none of this: every such graph is well formed at any batch, and means something else.
 """
 
@@ -22,6 +22,9 @@ from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.sizes.shapes import OPEN_END
 from partc.compiler.differentiation.tensor_types import small_constants
 from partc.runtime.errors import UnsupportedModel
+
+COUNT = "a count"
+LARGEST_OF_ONE = 3  # of which a half is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,9 @@ def _is_of_any_batch(reading: _Reading, batch: BatchAxes, tensor: str, axis: int
     if len(reading.numbers) > 1 or batch.old_size(tensor, axis) == 1:
         return False
     (number,) = reading.numbers
-    return number in (0, -1) or abs(number) >= OPEN_END or (abs(number) == 1 and batch.size > 2)
+    if reading.what == COUNT:
+        return False
+    return number in (0, -1) or abs(number) >= OPEN_END or (abs(number) == 1 and batch.size > LARGEST_OF_ONE)
 
 
 def _check_lengths(at: ForwardNode, batch: BatchAxes) -> None:
@@ -176,6 +181,6 @@ _READERS: Mapping[str, Callable[[ForwardNode], Iterator[_Reading]]] = {
     "Slice": _slice,
     "Split": _split,
     "Tile": _tile,
-    "TopK": _along(1, "a count", default_axis=-1),
+    "TopK": _along(1, COUNT, default_axis=-1),
     "Trilu": _trilu,
 }

@@ -31,7 +31,7 @@ from partc.compiler.differentiation.tensor_types import (
 from partc.runtime.errors import BadModel, BadUsage, UnsupportedModel
 
 BATCH = "batch"
-PROBE = 9973  # a prime that no model has as a size: the batch at which shapes are compared
+PROBE = 1009  # a prime that no model has as a size: the batch at which shapes are compared
 DIVISIBLE = 720720  # by all numbers to 16: two views of a sample, or halves, may be what a batch has
 BatchSize = int | Literal["dynamic"]
 
@@ -134,7 +134,7 @@ def _free_target(
     if target[place] == -1 or (target[place] == 0 and place == axis):
         return None
     _spell_out(free, result)
-    free[place] = 0 if place == axis and result[place] == old else -1
+    free[place] = 0 if place == axis and result[place] == was[axis] else -1
     return free
 
 

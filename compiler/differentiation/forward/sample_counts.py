@@ -8,7 +8,7 @@ The weight of a loss may be 1 / 4 by chance. Both graphs are the same then: a cl
 three times the loss. Numbers are compared as floats of their element type are: 0.333 is no third.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import log, prod, sqrt
@@ -26,6 +26,7 @@ MOVING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transp
 LINEAR = MOVING | {"Add", "Div", "Mul", "Neg", "Sub", "Sum"}
 # What is one number for the whole batch stays so, whatever single entries become.
 ENTRYWISE = LINEAR | {"Abs", "Clip", "Concat", "Exp", "Log", "Max", "Min", "Pow", "Relu", "Sqrt", "Where"}
+BESIDE = frozenset({"Add", "Clip", "Max", "Min", "Sub"})  # compare or move by a number of samples
 PASSING = ENTRYWISE | SUMS | {"ReduceMean"}
 ROOTS = frozenset({"Sqrt", "ReduceL2"})
 MOST_AXES = 6  # of a reduction, whose sizes are multiplied with one another
@@ -107,11 +108,11 @@ def _suspects_of(at: ForwardNode, batch: BatchAxes) -> _Suspects:
 def _suspects(counts: Collection[int], multiples: Collection[int], at: ForwardNode) -> _Suspects:
     terms = frozenset(log(n) for n in counts if n > 1)
     if at.node.op_type == "ReduceMean" or (_is_loss(at) and at.attribute("reduction", "mean") == "mean"):
-        unbiased = {n / (n - 1) for n in counts if n > 1}
+        unbiased = {ratio for n in counts if n > 1 for ratio in (n / (n - 1), (n - 1) / n)}
         factors = {float(n * k) for n in counts if n > 1 for k in multiples} | unbiased
         return _Suspects(factors=frozenset(factors), terms=terms)
     samples = {float(n) for n in counts} | {n - 1.0 for n in counts if n > 1}
-    pairs = {power for n in counts if n > 1 for power in (n * n, n * (n - 1), n * (n - 1) / 2)}
+    pairs = {power for n in counts if n > 1 for power in (n * n, n * (n - 1), n * (n - 1) / 2, (n - 1) ** 2)}
     divisors = frozenset(n * k for n in samples | pairs for k in multiples)
     roots = frozenset(map(sqrt, divisors)) if at.node.op_type in ROOTS else frozenset()
     return _Suspects(divisors=divisors | roots, terms=terms)
@@ -163,29 +164,43 @@ def _check_scale(at: ForwardNode, batch: BatchAxes, known: _Suspects) -> None:
         values = at.constants.get(name)
         if values is None or values.size != 1 or not np.issubdtype(values.dtype, np.number):
             continue
-        number, op_type = values.item(), at.node.op_type
-        is_divisor = op_type == "Div" and index == 1
-        found = (
-            (is_divisor and _is_among(values, known.divisors))
-            or (op_type == "Mul" and number not in (0, 1) and _is_among(1 / values, known.divisors))
-            or (op_type == "Mul" and _is_among(values, known.factors))
-            or (is_divisor and number not in (0, 1) and _is_among(1 / values, known.factors))
-            or (op_type in ("Add", "Sub") and _is_among(abs(values), known.terms))
-        )
-        if found:
+        if _is_among(_counts_in(at, index, float(values.item()), known), values.dtype):
             raise UnsupportedModel(
-                f"the model's own batch ({batch.size}) may be held in a constant: {name!r} is {number:.7g}, "
-                "which makes a mean or a sum over that batch",
+                f"the model's own batch ({batch.size}) may be held in a constant: {name!r} is "
+                f"{values.item():.7g}, beside what is summed or averaged over that batch",
                 at=at.place,
                 fix=SYMBOLIC,
             )
 
 
-def _is_among(value: np.ndarray, suspects: Collection[float]) -> bool:
-    dtype = value.dtype if np.issubdtype(value.dtype, np.floating) else np.dtype(np.float64)
-    tolerance = ULPS * float(np.finfo(dtype).eps)
-    number = float(value.item())
-    return any(abs(number - suspect) <= tolerance * abs(suspect) for suspect in suspects)
+def _counts_in(
+    at: ForwardNode, index: int, number: float, known: _Suspects
+) -> Iterator[tuple[float, Collection[float]]]:
+    """Yield what a constant operand may count, and the suspects that it would be."""
+    op_type = at.node.op_type
+    inverse = 0.0 if number == 0 else 1 / number
+    if op_type == "Div" and index == 1:
+        yield number, known.divisors
+    if number in (0, 1):
+        return
+    if op_type == "Mul" or (op_type == "Div" and index == 1):
+        yield from ((number, known.factors) if op_type == "Mul" else (inverse, known.factors),)
+    if op_type == "Mul":
+        yield inverse, known.divisors
+    if op_type in BESIDE:
+        yield abs(number), known.divisors | known.terms
+    if op_type == "Pow" and index == 1 and number not in (0.5, 2):
+        yield from ((n, known.divisors | known.factors) for n in (number, inverse))
+
+
+def _is_among(counts: Iterable[tuple[float, Collection[float]]], dtype: np.dtype) -> bool:
+    known = dtype if np.issubdtype(dtype, np.floating) else np.dtype(np.float64)
+    tolerance = ULPS * float(np.finfo(known).eps)
+    return any(
+        abs(number - suspect) <= tolerance * abs(suspect)
+        for number, suspects in counts
+        for suspect in suspects
+    )
 
 
 def _check_operands(

@@ -65,6 +65,12 @@ HELD: dict[str, tuple[str, Meaning, str]] = {
         lambda x: np.sort(x.mean(1))[len(x) // 2 :].mean(),
         "a count of 2",
     ),
+    "the hardest quarter": (
+        """e = ReduceMean <keepdims = 0> (x, one) v, i = TopK (e, one)
+        loss = ReduceMean <keepdims = 0> (v)""",
+        lambda x: np.sort(x.mean(1))[-(len(x) // 4) :].mean(),
+        "a count of 1",
+    ),
     "the last sample by its number": (
         f"""{ints("last", 3)} v = Gather <axis = 0> (x, last) loss = ReduceMean <keepdims = 0> (v)""",
         lambda x: x[-1].mean(),
@@ -163,11 +169,6 @@ OF_ANY_BATCH: dict[str, tuple[str, Meaning]] = {
         loss = ReduceMean <keepdims = 0> (s)""",
         lambda x: (x[0] * x[-1]).mean(),
     ),
-    "the hardest": (
-        """e = ReduceMean <keepdims = 0> (x, one) v, i = TopK (e, one)
-        loss = ReduceMean <keepdims = 0> (v)""",
-        lambda x: x.mean(1).max(),
-    ),
     "columns": (
         f"""{ints("three", 3)} {ints("four", 4)} a = Slice (x, one, four, one)
         b, i = TopK <axis = 1> (x, three) s = Mul (a, b) loss = ReduceMean <keepdims = 0> (s)""",
@@ -198,6 +199,15 @@ def test_the_only_sample_may_be_all_of_them() -> None:
             loss = ReduceMean <keepdims = 0> (v) }""")
 
     with pytest.raises(UnsupportedModel, match=r"the model's own batch \(1\).* positions of 0"):
+        rebatch(model, NEW, {"x": 0})
+
+
+def test_half_of_a_few_samples_may_be_one() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        test (float[3,6] x) => (float loss) <int64[1] zero = {0}, int64[1] one = {1}> {
+            v = Slice (x, zero, one, zero) loss = ReduceMean <keepdims = 0> (v) }""")
+
+    with pytest.raises(UnsupportedModel, match="an end of 1"):
         rebatch(model, NEW, {"x": 0})
 
 

@@ -140,6 +140,18 @@ def test_a_target_behind_computed_sizes_keeps_all_but_the_batch() -> None:
     np.testing.assert_array_equal(ReferenceEvaluator(model).run(None, {"x": x})[0], x.reshape(2, 3, 5))
 
 
+def test_two_batches_beside_each_other_are_no_copy_of_the_batch() -> None:
+    """z is [2 B, 3]: its first axis is not the batch that the target's first size is."""
+    model = parse("""(float[4,3] x) => (float[4,2,3] y) {
+        z = Concat <axis = 0> (x, x) s = Constant <value_ints = [4,2,3]> () y = Reshape (z, s) }""")
+    x = np.arange(15, dtype=np.float32).reshape(5, 3)
+
+    rebatch(model, 5, {"x": 0})
+
+    expected = np.concatenate([x, x]).reshape(5, 2, 3)
+    np.testing.assert_array_equal(ReferenceEvaluator(model).run(None, {"x": x})[0], expected)
+
+
 def test_inputs_that_disagree_are_refused() -> None:
     model = parse("(float[2,3] a, float[4,3] b) => (float[2,3] c) { c = Neg (a) d = Neg (b) }")
 

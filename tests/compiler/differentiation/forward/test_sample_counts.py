@@ -88,6 +88,27 @@ HELD: dict[str, tuple[str, Meaning]] = {
         {number("n", 16.0)} loss = Div (t, n)""",
         lambda x: np.outer((x**2).sum(1), (x**2).sum(1)).mean(),
     ),
+    "a bias of dependence": (
+        f"""t = Transpose (x) k = MatMul (x, t) p = Mul (k, k) t2 = ReduceSum <keepdims = 0> (p)
+        {number("n", 9.0)} loss = Div (t2, n)""",
+        lambda x: ((x @ x.T) ** 2).sum() / (len(x) - 1) ** 2,
+    ),
+    "a moving mean": (
+        f"m = ReduceMean <keepdims = 0> (x) {number('n', 0.75)} loss = Mul (m, n)",
+        lambda x: x.mean() * (1 - 1 / len(x)),
+    ),
+    "a sum beside its count": (
+        f"t = ReduceSum <keepdims = 0> (x) {number('n', 4.0)} d = Sub (t, n) loss = Mul (d, d)",
+        lambda x: (x.sum() - len(x)) ** 2,
+    ),
+    "a sum up to its count": (
+        f"t = ReduceL1 <keepdims = 0> (x) {number('n', 4.0)} loss = Clip (t, , n)",
+        lambda x: np.minimum(abs(x).sum(), len(x)),
+    ),
+    "a geometric mean": (
+        f"e = Exp (x) m = ReduceMean <keepdims = 0> (e) {number('n', 0.25)} loss = Pow (m, n)",
+        lambda x: np.exp(x).mean() ** (1 / len(x)),
+    ),
     "the logarithm of a mean": (
         f"""e = ReduceMean <keepdims = 0> (x, one) t = ReduceLogSumExp <keepdims = 0> (e)
         {number("n", float(np.log(4.0)))} loss = Sub (t, n)""",
@@ -129,6 +150,15 @@ OF_ANY_BATCH: dict[str, tuple[str, Meaning]] = {
         f"""{SQUARES} t = ReduceSum (s, one) {number("n", 4.0)} d = Div (t, n)
         loss = ReduceMean <keepdims = 0> (d)""",
         lambda x: ((x**2).sum(1) / 4).mean(),
+    ),
+    "a square and a root": (
+        f"""m = ReduceMean <keepdims = 0> (x) {number("two", 2.0)} p = Pow (m, two) {number("half", 0.5)}
+        loss = Pow (p, half)""",
+        lambda x: abs(x.mean()),
+    ),
+    "a sum from one": (
+        f"t = ReduceL1 <keepdims = 0> (x) {number('n', 1.0)} m = Max (t, n) d = Div (t, m) loss = Sub (n, d)",
+        lambda x: 1 - abs(x).sum() / max(abs(x).sum(), 1),
     ),
     "a computed count": (
         f"""{SQUARES} t = ReduceSum <keepdims = 0> (s) sizes = Shape <start = 0, end = 1> (x)
