@@ -3,12 +3,20 @@
 x [4, 6] and [1009, 6]       axis 0          Concat (x, x) [8, 6] and [2018, 6]      axis 0, of old size 8
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 
 from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
-from partc.compiler.differentiation.tensor_types import Shape, Types, infer_types, without_large_values
+from partc.compiler.differentiation.tensor_types import (
+    Shape,
+    Types,
+    infer_types,
+    small_constants,
+    without_large_values,
+)
 
 SYMBOLIC = (
     "export the model with a symbolic batch (dynamic_shapes, or dynamic_axes, of torch.onnx.export): "
@@ -17,12 +25,33 @@ SYMBOLIC = (
 
 
 @dataclass(frozen=True)
+class SizedGraph:
+    """Types and small constants at one batch, what the graph computes of sizes among them."""
+
+    types: Types
+    constants: Mapping[str, np.ndarray]
+
+    def shape(self, tensor: str) -> Shape | None:
+        """Return a tensor's shape, None where its rank is unknown."""
+        return self.types[tensor].shape if tensor in self.types else None
+
+
+@dataclass(frozen=True)
 class BatchAxes:
-    """Types at the model's own batch, which is `size`, and at another."""
+    """A graph at the model's own batch, which is `size`, and at another."""
 
     size: int
-    before: Types
-    after: Types
+    before: SizedGraph
+    after: SizedGraph
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """Return the constants of the graph, and what it computes that no batch changes."""
+        was = self.before.constants
+        return {
+            name: value
+            for name, value in self.after.constants.items()
+            if np.array_equal(value, was.get(name, value))
+        }
 
     def axes(self, tensor: str) -> frozenset[int]:
         """Return the axes that the batch is in."""
@@ -44,15 +73,14 @@ class BatchAxes:
         return len(self._shapes(tensor)[0])
 
     def _shapes(self, tensor: str) -> tuple[Shape, Shape]:
-        was, now = (types[tensor].shape if tensor in types else None for types in (self.before, self.after))
-        return was or (), now or ()
+        return self.before.shape(tensor) or (), self.after.shape(tensor) or ()
 
 
-def types_with_sizes(model: onnx.ModelProto) -> Types:
-    """Return the types of a model whose inputs have sizes, those among them that the graph computes."""
+def know_sizes(model: onnx.ModelProto) -> SizedGraph:
+    """Return what is known of a model whose inputs have sizes; it stays as it is."""
     if not any(node.op_type in ("Shape", "Size") for node in model.graph.node):
-        return infer_types(model)
+        return SizedGraph(infer_types(model), small_constants(model.graph))
     copy = onnx.ModelProto()
     copy.CopyFrom(without_large_values(model))
     fold_sizes(copy)
-    return infer_types(copy)
+    return SizedGraph(infer_types(copy), small_constants(copy.graph))

@@ -2,6 +2,7 @@
 
     a position, bound or count    on an axis of the batch: z[:4] of 2 B entries, topk(2), x[3], Pad, Resize
     indices of fixed length       GatherElements of all samples, by labels [0, 1, 2, 3]
+    as many copies                of anything, summed
     a number of samples           a sum over the batch divided by 4, by 3 (an unbiased one), times 0.25
 
 What is in such a constant cannot be told: half of a batch of 4, or the first two samples of any. The first
@@ -16,11 +17,11 @@ import numpy as np
 import onnx
 
 from partc.compiler.differentiation.forward.batch_axes import SYMBOLIC, BatchAxes
+from partc.compiler.differentiation.forward.copied_samples import refuse_copied_samples
 from partc.compiler.differentiation.forward.sample_counts import refuse_sample_counts
 from partc.compiler.differentiation.forward_node import ForwardNode
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.sizes.shapes import OPEN_END
-from partc.compiler.differentiation.tensor_types import small_constants
 from partc.runtime.errors import UnsupportedModel
 
 COUNT = "a count"
@@ -39,15 +40,16 @@ class _Reading:
 
 def refuse_held_batch(graph: onnx.GraphProto, batch: BatchAxes) -> None:
     """Raise UnsupportedModel at the first node that reads a constant which may hold the batch."""
-    constants = small_constants(graph)
+    constants = batch.constants()
     build = NodeBuilder()
     for node in graph.node:
-        at = ForwardNode(build, node, batch.before, constants, frozenset(), frozenset(), 0)
+        at = ForwardNode(build, node, batch.before.types, constants, frozenset(), frozenset(), 0)
         if node.op_type in ("GatherElements", "ScatterElements"):
             _check_lengths(at, batch)
         if node.op_type in _READERS and batch.axes(at.x(0)):
             _check_readings(at, batch)
     refuse_sample_counts(graph, constants, batch)
+    refuse_copied_samples(graph, constants, batch)
 
 
 def _check_readings(at: ForwardNode, batch: BatchAxes) -> None:
@@ -78,7 +80,7 @@ def _is_of_any_batch(reading: _Reading, batch: BatchAxes, tensor: str, axis: int
 def _check_lengths(at: ForwardNode, batch: BatchAxes) -> None:
     """Beside their own axis, data and indices are read as far as the indices go."""
     data, indices = at.x(0), at.x(1)
-    rank = len(batch.before[data].shape or ()) if data in batch.before else 0
+    rank = batch.rank(data)
     own = {at.integer("axis", 0) % rank} if rank else set()
     if apart := (batch.axes(data) ^ batch.axes(indices)) - own:
         fixed = indices if min(apart) in batch.axes(data) else data

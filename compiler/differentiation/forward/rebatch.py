@@ -16,14 +16,17 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from partc.compiler.differentiation.forward.batch_axes import SYMBOLIC, BatchAxes, types_with_sizes
+from partc.compiler.differentiation.forward.batch_axes import SYMBOLIC, BatchAxes, know_sizes
 from partc.compiler.differentiation.forward.held_batch import refuse_held_batch
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.parameters.find_parameters import data_inputs
+from partc.compiler.differentiation.sizes.fold_sizes import opset_of
+from partc.compiler.differentiation.sizes.knowledge import Knowledge
 from partc.compiler.differentiation.tensor_types import (
     Shape,
     Types,
     check_shapes,
+    infer_types,
     small_constants,
     type_of,
     without_large_values,
@@ -85,37 +88,43 @@ def _set_batch(model: onnx.ModelProto, batch: int | str, sample_axes: Mapping[st
 
 def _free_constants(model: onnx.ModelProto, old: int, sample_axes: Mapping[str, int | None]) -> None:
     """Rewrite every constant target that holds the batch, from the first to the last."""
-    before = types_with_sizes(model)
+    before = know_sizes(model)
     _set_batch(model, PROBE, sample_axes)
     constants = small_constants(model.graph)
-    names = NodeBuilder((*constants, *before))
-    after = types_with_sizes(model)
+    names = NodeBuilder((*constants, *before.types))
+    known = Knowledge(model.graph, opset_of(model), infer_types(model))
     for node in model.graph.node:
-        if node.op_type not in ("Reshape", "Expand") or node.input[1] not in constants:
-            continue
-        was, now, result = (
-            types[name].shape if name in types else None
-            for name, types in ((node.input[0], before), (node.input[0], after), (node.output[0], before))
-        )
-        if was is None or now is None:
-            continue
-        target = _free_target(node, constants[node.input[1]], was, now, result, old)
-        if target is not None:
-            replacement = numpy_helper.from_array(target, names.fresh(f"{node.input[1]}.any_batch"))
-            model.graph.initializer.append(replacement)
-            node.input[1] = replacement.name
-            _let_zero_copy(node)
-            after = types_with_sizes(model)
-    _check_batch_survives(model, before, after, old)
+        if node.op_type in ("Reshape", "Expand") and node.input[1] in constants:
+            now = known.types[node.input[0]].shape if node.input[0] in known.types else None
+            shapes = before.shape(node.input[0]), now, before.shape(node.output[0])
+            target = _free_target(node, constants[node.input[1]], shapes, old)
+            if target is not None:
+                replacement = numpy_helper.from_array(target, names.fresh(f"{node.input[1]}.any_batch"))
+                model.graph.initializer.append(replacement)
+                known.learn(replacement.name, replacement)
+                node.input[1] = replacement.name
+                _let_zero_copy(node)
+        known.saw(node)
+    after = know_sizes(model)
+    _check_batch_survives(model, before.types, after.types, old)
     refuse_held_batch(model.graph, BatchAxes(old, before, after))
 
 
 def _free_target(
-    node: onnx.NodeProto, target: np.ndarray, was: Shape, now: Shape, result: Shape | None, old: int
+    node: onnx.NodeProto,
+    target: np.ndarray,
+    shapes: tuple[Shape | None, Shape | None, Shape | None],
+    old: int,
 ) -> np.ndarray | None:
-    """Return a target that fits any batch, or None where the old one does."""
-    axis = next((a for a, size in enumerate(now) if isinstance(size, int) and size != was[a]), None)
-    if axis is None or result is None:
+    """Return a target that fits any batch, or None where the old one does.
+
+    `shapes`: of the input at the old batch and at another, and of the output at the old one.
+    """
+    was, now, result = (shape if shape is not None and _is_static(shape) else None for shape in shapes)
+    if was is None or now is None or result is None:
+        return None
+    axis = next((a for a, size in enumerate(now) if size != was[a]), None)
+    if axis is None:
         return None
     free = target.copy()
     if node.op_type == "Expand":
@@ -177,6 +186,10 @@ def _batch_place(was: Shape, axis: int, result: Shape, old: int) -> int | None:
     if axis in exact:
         return axis
     return next(iter(exact or candidates), None)
+
+
+def _is_static(shape: Shape) -> bool:
+    return all(isinstance(size, int) for size in shape)
 
 
 def _count(sizes: Shape) -> int:

@@ -55,7 +55,7 @@ def refuse_sample_counts(
     suspects: dict[str, _Suspects] = {}
     build = NodeBuilder()
     for node in graph.node:
-        at = ForwardNode(build, node, batch.before, constants, frozenset(), frozenset(), 0)
+        at = ForwardNode(build, node, batch.before.types, constants, frozenset(), frozenset(), 0)
         known = _union(suspects[name] for name in node.input if name in suspects)
         _check_scale(at, batch, known)
         made = _suspects_of(at, batch)
@@ -122,7 +122,7 @@ def _reduced_axes(at: ForwardNode, batch: BatchAxes) -> Iterable[tuple[str, froz
     """Yield tensors with those of their axes that a node sums over."""
     op_type, x = at.node.op_type, at.x(0)
     if op_type in SUMS or op_type == "ReduceMean":
-        yield x, _axes_of_reduction(at, batch.rank(x))
+        yield x, axes_of_reduction(at, batch.rank(x))
     elif op_type == "MatMul" and batch.rank(x):
         yield x, frozenset({batch.rank(x) - 1})
     elif op_type == "Gemm":
@@ -133,7 +133,8 @@ def _reduced_axes(at: ForwardNode, batch: BatchAxes) -> Iterable[tuple[str, froz
         yield x, frozenset(range(batch.rank(x))) - {1}
 
 
-def _axes_of_reduction(at: ForwardNode, rank: int) -> frozenset[int]:
+def axes_of_reduction(at: ForwardNode, rank: int) -> frozenset[int]:
+    """Return the axes that a reduction names, all where it names none."""
     if not at.x(1):
         return frozenset() if at.integer("noop_with_empty_axes", 0) else frozenset(range(rank))
     values = at.constants.get(at.x(1))
@@ -214,7 +215,7 @@ def _check_operands(
         if node is None or node.op_type not in LINEAR:
             continue
         at = ForwardNode(
-            reduction.build, node, batch.before, reduction.constants, frozenset(), frozenset(), 0
+            reduction.build, node, batch.before.types, reduction.constants, frozenset(), frozenset(), 0
         )
         _check_scale(at, batch, made)
         fresh = [name for name in node.input if name not in seen and batch.counted_axes(name)]

@@ -22,7 +22,7 @@ from partc.compiler.differentiation.tensor_types import infer_types, value_info
 def fold_sizes(model: onnx.ModelProto, *, shapes: bool = True) -> None:
     """Fold in place. With `shapes` False what depends on a tensor's shape stays: it may yet change."""
     graph = model.graph
-    knowledge = Knowledge(graph, _opset(model), infer_types(model), shapes=shapes)
+    knowledge = Knowledge(graph, opset_of(model), infer_types(model), shapes=shapes)
     outputs = {value.name for value in graph.output}
     for node in graph.node:
         knowledge.saw(node)
@@ -39,7 +39,8 @@ def fold_sizes(model: onnx.ModelProto, *, shapes: bool = True) -> None:
         _note_shapes(graph, knowledge)
 
 
-def _opset(model: onnx.ModelProto) -> int:
+def opset_of(model: onnx.ModelProto) -> int:
+    """Return the version of the standard ops."""
     versions = {entry.domain or "ai.onnx": int(entry.version) for entry in model.opset_import}
     return versions["ai.onnx"]
 

@@ -116,6 +116,37 @@ HELD: dict[str, tuple[str, Meaning, str]] = {
         lambda x: len(x) * (x**2).sum(),
         "a number of copies",
     ),
+    "copies": (
+        f"""r = Unsqueeze (x, zero) {ints("copies", 4, 1, 1)} v = Expand (r, copies) s = Mul (v, v)
+        u = ReduceSum <keepdims = 0> (s, zero) loss = ReduceMean <keepdims = 0> (u)""",
+        lambda x: len(x) * (x**2).mean(),
+        "has as many copies",
+    ),
+    "copies beside the batch": (
+        f"""r = Unsqueeze (x, one) {ints("copies", 4, 4, 6)} v = Expand (r, copies) a = Abs (v)
+        u = ReduceSum <keepdims = 0> (a, one) loss = ReduceMean <keepdims = 0> (u)""",
+        lambda x: len(x) * abs(x).mean(),
+        "has as many copies",
+    ),
+    "copies of new axes": (
+        f"""{ints("copies", 4, 1, 1)} v = Expand (x, copies) loss = ReduceL1 <keepdims = 0> (v)""",
+        lambda x: len(x) * abs(x).sum(),
+        "has as many copies",
+    ),
+    "copies, computed": (
+        f"""{ints("minus", -1, -1, 4, -1)} {ints("far", 2**62)} asked = Slice (minus, one, far, zero)
+        sizes = Shape (asked) ones = ConstantOfShape <value = int64[1] {{1}}> (sizes) keep = Neg (ones)
+        kept = Equal (asked, keep) copies = Where (kept, ones, asked)
+        r = Unsqueeze (x, one) v = Expand (r, copies) loss = ReduceSum <keepdims = 0> (v)""",
+        lambda x: len(x) * x.sum(),
+        "has as many copies",
+    ),
+    "tiles": (
+        f"""r = Unsqueeze (x, one) {ints("copies", 1, 4, 1)} v = Tile (r, copies)
+        loss = ReduceSum <keepdims = 0> (v)""",
+        lambda x: len(x) * x.sum(),
+        "has as many copies",
+    ),
     "a size of images": (
         f"""{ints("axes", 1, 2)} images = Unsqueeze (x, axes) {ints("size", 4, 1, 1, 12)}
         v = Resize <mode = "nearest"> (images, , , size) loss = ReduceMean <keepdims = 0> (v)""",
@@ -168,6 +199,16 @@ OF_ANY_BATCH: dict[str, tuple[str, Meaning]] = {
         a = Gather <axis = 0> (x, first) b = Gather <axis = 0> (x, last) s = Mul (a, b)
         loss = ReduceMean <keepdims = 0> (s)""",
         lambda x: (x[0] * x[-1]).mean(),
+    ),
+    "a mean of copies": (
+        f"""r = Unsqueeze (x, zero) {ints("copies", 4, 1, 1)} v = Expand (r, copies) s = Mul (v, v)
+        u = ReduceMean <keepdims = 0> (s, zero) loss = ReduceSum <keepdims = 0> (u)""",
+        lambda x: (x**2).sum(),
+    ),
+    "other copies": (
+        f"""r = Unsqueeze (x, zero) {ints("copies", 3, 1, 1)} v = Expand (r, copies)
+        loss = ReduceSum <keepdims = 0> (v)""",
+        lambda x: 3 * x.sum(),
     ),
     "columns": (
         f"""{ints("three", 3)} {ints("four", 4)} a = Slice (x, one, four, one)
