@@ -98,7 +98,7 @@ def order_step(
 
     fewer, quickest, gathered = in_turns(orders[0])
     if len(orders) > 1 and not is_limited:  # what is computed sooner may be kept longer
-        fewer = in_turns(orders[-1])[0]
+        fewer = in_turns(orders[1])[0]
     turns, recomputed = fewer if is_limited else quickest, None
     if strategy.recompute_bytes is not None:
         limit_bytes = strategy.recompute_bytes
@@ -193,8 +193,10 @@ def _in_order(
     quickest = _quickest(orders, lowered, cluster, message_s)
     if repeated.count > 1 or is_limited:
         return quickest, repeated
-    cut = cut_at_arrivals(quickest[0], seconds)
-    return [*_quickest([quickest[0], cut], lowered, cluster, message_s), *quickest[1:]], repeated
+    best, *whole = _quickest(
+        [quickest[0], cut_at_arrivals(quickest[0], seconds)], lowered, cluster, message_s
+    )
+    return [best, *(quickest[1:] or whole)], repeated
 
 
 def _moves_sums(lowered: LoweredGraph) -> bool:

@@ -71,7 +71,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A step's bars in the order in which they were issued, and every rank's bytes on the wire."""
+    """A step's bars in the order in which they were played, and every rank's bytes on the wire."""
 
     bars: tuple[Bars, ...]
     step_s: float

@@ -53,6 +53,7 @@ def _request(lowering: Lowering, nodes: Sequence[gs.Node], decision: Decision) -
     merge = lowering.graph.synchronised.chosen[requested.parameter].local_aggregation
     name = f"{nodes[0].name}.pull"
     layout = Layout("worker", *decision.inputs[1].placements)
+    lowering.make_in_order(node.inputs[1].name for node in nodes[1:])
     ids = {node.name: lowering.need(node.inputs[1].name, layout) for node in nodes}
     flat = [
         _flatten(lowering, table.name, node.inputs[1].name, ids[node.name], f"{node.name}.pull")

@@ -64,7 +64,7 @@ class _Lowerer(Lowering):
         training = self.graph.training
         homes = {name: self._home_of(name) for name in training.variables}
         native = [v.next for v in training.variables.values() if homes[v.name] == self.graph.layout(v.name)]
-        self._lower_in_order([*training.outputs, *native])
+        self.make_in_order([*training.outputs, *native])
         for name in training.outputs:
             target = _as_fetched(self.graph, name, self._output_site())
             value = self.need(name, target)
@@ -95,8 +95,7 @@ class _Lowerer(Lowering):
         counts = self.sessions and self.graph.training.variables[variable].next in self._on_every_rank
         return Layout("server") if counts else native
 
-    def _lower_in_order(self, tensors: Iterable[str]) -> None:
-        """Lower from first to last what these tensors come from, so that need() recurses little."""
+    def make_in_order(self, tensors: Iterable[str]) -> None:
         targets: dict[str, list[Layout]] = defaultdict(list)
         for tensor in tensors:
             targets[tensor].append(self.graph.layout(tensor))

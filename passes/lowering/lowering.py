@@ -1,7 +1,7 @@
 """What has been lowered so far, and what a rule may ask for: the record that all of lowering shares."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,10 @@ class Lowering(LocalSizes, ABC):
     @abstractmethod
     def need(self, tensor: str, layout: Layout) -> gs.Tensor:
         """Return the value that holds `tensor` in `layout`, making it if it was not made yet."""
+
+    @abstractmethod
+    def make_in_order(self, tensors: Iterable[str]) -> None:
+        """Lower from first to last what tensors, as they are natively, come from: need() recurses little."""
 
     @abstractmethod
     def split_locally(self, tensor: str, layout: Layout, axis: int) -> gs.Tensor | None:

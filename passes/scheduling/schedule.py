@@ -122,7 +122,7 @@ def schedule(
     arrived: set[str] = set()
     for wave in range(max(depth.values(), default=0) + 1):
         for item in _schedule_wave(nodes_of[wave], waiting[wave], lowered, repeated):
-            items += _cut_at_arrivals(item, arriving, arrived)
+            items += _cut_at_gathers(item, arriving, arrived)
     return items
 
 
@@ -248,7 +248,7 @@ def _schedule_wave(
     return items
 
 
-def _cut_at_arrivals(item: Item, arriving: Mapping[str, str], arrived: set[str]) -> list[Item]:
+def _cut_at_gathers(item: Item, arriving: Mapping[str, str], arrived: set[str]) -> list[Item]:
     """Cut a segment before each node that is the first to read a message; adds these to `arrived`."""
     if not isinstance(item, Chunk) or item.is_repeated:
         return [item]

@@ -5,7 +5,7 @@ step = M micro-batches at all stages, in turns, each with the end of a stage (pr
 each micro-batch   of a node, its flops and activations / (M x data x tensor), its weights / tensor, unless
                    layouts have them whole along `tensor`; gradients are added to those before; over a cut go
                    activations, along `tensor` what layouts ask for, among replicas what is made of a whole
-                   batch, such as a batch normalisation's means
+                   batch, such as a batch normalisation's means: once, but micro-batches wait there for all
 the end            sums of a stage's gradients among its replicas; updates, a pass over memory at each place
 
 Of replicas alone what is summed may go on beside the way back, and what takes longer counts.
@@ -41,8 +41,7 @@ from partc.passes.search.stages.price_cuts import CutPricer
 SEGMENTS = 2  # of a micro-batch at a stage: forward and back
 
 SentBytes = tuple[int, When, float]  # place in the line, when, bytes of an AllReduce as long
-# That replicas wait for, as the graph has it.
-AwaitedBytes = tuple[int, When, int]
+AwaitedBytes = tuple[int, When, int]  # place in the line, when, bytes that all replicas sum
 
 
 @dataclass(frozen=True)

@@ -112,3 +112,26 @@ def test_an_unrolled_recurrence_asks_once_a_step(strategy: str, tmp_path: Path) 
 
     assert len(pulls(done)) == 1
     assert verified(done, random_batches(done.plan, 2)).passed
+
+
+def test_ids_may_be_far_behind_those_of_the_first_lookup(tmp_path: Path) -> None:
+    """Farther than Python recurses: what they come of is made in order."""
+    links = (f"x{n} = Mul (r{n}, three) r{n + 1} = Mod (x{n}, rows)" for n in range(120))
+    step = step_of(f"""
+        forward (int64[8] r0, float[8, {WIDTH}] t) => (float[] loss)
+        <int64 three = {{3}}, int64 rows = {{{ROWS}}}> {{
+            e0 = Gather (E, r0)
+            {" ".join(links)}
+            e1 = Gather (E, r120)
+            scores = MatMul (e0, W)
+            back = Transpose (W)
+            hidden = MatMul (scores, back)
+            y = Add (hidden, e1)
+            d = Sub (y, t)
+            squares = Mul (d, d)
+            loss = ReduceMean <keepdims = 0> (squares)
+        }}""")
+    done = compile_step(import_training_graph(step), tmp_path / "out", "2x2", "ps", "global")
+
+    assert len(pulls(done)) == 1
+    assert_trains_as_one_device(done, random_batches(done.plan, 2, high=ROWS))
