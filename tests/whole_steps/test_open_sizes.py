@@ -163,6 +163,7 @@ def test_auto_compares_both_kinds(model: str, tmp_path: Path) -> None:
     assert_equal(compiled, batches_of(compiled, model))
 
 
+@pytest.mark.long
 def test_what_a_search_finds_is_made_for_the_size(tmp_path: Path) -> None:
     options = Options(batch="global", sizes={OPEN_BATCH: 8}, search=SearchOptions(proposals=40))
     best = search(step_proto("gpt2"), cluster_of("1x3"), options).best.strategy

@@ -131,6 +131,7 @@ def test_no_segment_holds_a_value_and_its_copy(tmp_path: Path) -> None:
     assert copies == made.plan.recomputed.values > 0
 
 
+@pytest.mark.long
 def test_recurrent_steps_train_as_one_device(tmp_path: Path) -> None:
     made = compile_step(small_lm(), tmp_path / "out", "2x2", "hybrid", recompute_bytes=20_000)
 
