@@ -194,7 +194,7 @@ def _in_order(
     if repeated.count > 1 or is_limited:
         return quickest, repeated
     best, *whole = _quickest(
-        [quickest[0], cut_at_arrivals(quickest[0], seconds)], lowered, cluster, message_s
+        [quickest[0], cut_at_arrivals(quickest[0], lowered, seconds)], lowered, cluster, message_s
     )
     return [best, *(quickest[1:] or whole)], repeated
 

@@ -8,6 +8,8 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from partc.cost.cluster.profiles import SLOT_S
+from partc.passes.layouts.meshes import Mesh, Meshes
+from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.scheduling.cut_at_arrivals import cut_at_arrivals
 from partc.passes.scheduling.schedule import Chunk, Communication, Item
 
@@ -22,6 +24,14 @@ def message(name: str, *reads: str) -> Communication:
     return Communication((node(name, *reads),), None)
 
 
+def cut(items: Sequence[Item], variables: Sequence[str] = ()) -> list[Item]:
+    lowered = LoweredGraph(
+        Meshes((Mesh("worker", (("data", 2),)),)), [n for item in items for n in item.nodes]
+    )
+    lowered.states += [State(name, "worker", name, f"{name}_next") for name in variables]
+    return cut_at_arrivals(items, lowered, seconds)
+
+
 def seconds(item: Item) -> float:
     return sum(LONG_S if each.name.startswith("long") else SHORT_S for each in item.nodes)
 
@@ -33,23 +43,36 @@ def names(items: Sequence[Item]) -> list[list[str]]:
 def test_what_reads_the_first_to_arrive_does_not_wait_for_the_last() -> None:
     update = Chunk("worker", [node("longA", "a"), node("longB", "b"), node("longC", "longB")])
 
-    cut = cut_at_arrivals([message("b", "db"), message("a", "da"), update], seconds)
-
-    assert names(cut) == [["b"], ["a"], ["longB", "longC"], ["longA"]]
+    assert names(cut([message("b", "db"), message("a", "da"), update])) == [
+        ["b"],
+        ["a"],
+        ["longB", "longC"],
+        ["longA"],
+    ]
 
 
 def test_what_is_short_waits_for_what_follows_it() -> None:
     update = Chunk("worker", [node("shortA", "a"), node("longB", "b"), node("shortC", "c")])
 
-    cut = cut_at_arrivals([message("a"), message("b"), message("c"), update], seconds)
-
-    assert names(cut)[3:] == [["shortA", "longB"], ["shortC"]]
+    assert names(cut([message("a"), message("b"), message("c"), update]))[3:] == [
+        ["shortA", "longB"],
+        ["shortC"],
+    ]
 
 
 def test_micro_batches_stay_whole() -> None:
     repeated = Chunk("worker", [node("longA", "a"), node("longB", "b")], is_repeated=True)
 
-    assert cut_at_arrivals([message("a"), message("b"), repeated], seconds)[2:] == [repeated]
+    assert cut([message("a"), message("b"), repeated])[2:] == [repeated]
+
+
+def test_what_is_made_of_variables_alone_is_made_where_it_is_read() -> None:
+    """A mean that is decayed before its gradient is there would lie in memory until then."""
+    nodes = [node("longA", "m"), node("longB", "n"), node("longC", "longA", "a"), node("longD", "longB", "b")]
+
+    pieces = cut([message("a"), message("b"), Chunk("worker", nodes)], variables=("m", "n"))
+
+    assert names(pieces)[2:] == [["longA", "longC"], ["longB", "longD"]]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -70,16 +93,18 @@ def test_every_node_runs_once_behind_what_it_reads_and_waits_no_longer(seed: int
             made.append(name)
         items.append(Chunk("worker", nodes))
 
-    cut = cut_at_arrivals(items, seconds)
+    pieces = cut(items, variables=["data"] if seed % 2 else [])
 
-    assert sorted(chain(*names(cut))) == sorted(chain(*names(items)))
+    assert sorted(chain(*names(pieces))) == sorted(chain(*names(items)))
     there = {"data"}
-    for item in cut:
+    for item in pieces:
         for each in item.nodes:
             assert {tensor.name for tensor in each.inputs} <= there
             there.add(each.name)
     before = {name: place for place, item in enumerate(names(items)) for name in item}
     arrivals = [place for place, item in enumerate(items) if isinstance(item, Communication)]
-    assert [item for item in cut if isinstance(item, Communication)] == [items[place] for place in arrivals]
-    for each in cut:
+    assert [item for item in pieces if isinstance(item, Communication)] == [
+        items[place] for place in arrivals
+    ]
+    for each in pieces:
         assert len({before[name] for name in names([each])[0]}) == 1, "of one segment"
