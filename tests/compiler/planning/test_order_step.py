@@ -94,28 +94,37 @@ class Order(NamedTuple):
 
 @cache
 def all_orders(step: str, cluster: str, strategy: str) -> tuple[float, list[Order]]:
-    """Return the simulated seconds of the plan, and every order that was tried, the graph's first."""
+    """Return the simulated seconds of the plan, and every order that was tried, the graph's first.
+
+    Each as it is, and cut at arrivals where that is another: a comparison of its own, behind the first.
+    """
     model = STEPS[step]()
-    played: list[float] = []
+    compared: list[list[float]] = []
 
     def simulated_s() -> float:
         whole = WholeSteps(lambda: import_training_graph(model), cluster_of(cluster), Options(batch="global"))
+        compared.clear()
         priced = whole(strategy, strategy)
         assert priced is not None
         return priced.step_s
 
-    def prefer(number: int, *asked: Any) -> list[float]:
-        played[:] = play(*asked)
-        return [float(place != number) for place in range(len(played))]
+    def prefer(number: int, is_cut: bool, *asked: Any) -> list[float]:
+        compared.append(play(*asked))
+        chosen = is_cut if len(compared) > 1 else number
+        return [float(place != chosen) for place in range(len(compared[-1]))]
 
     play = order_step._played
-    taken_s, orders = simulated_s(), []
+    taken_s, orders, number = simulated_s(), [], 0
     with pytest.MonkeyPatch.context() as patched:
-        while not orders or len(orders) < len(played):
-            patched.setattr(order_step, "_played", partial(prefer, len(orders)))
-            own_s = simulated_s()
-            assert played, "several orders are compared"
-            orders.append(Order(played[len(orders)], own_s))
+        while not orders or number < len(compared[0]):
+            for is_cut in (False, True):
+                patched.setattr(order_step, "_played", partial(prefer, number, is_cut))
+                own_s = simulated_s()
+                assert compared, "several orders are compared"
+                if is_cut and len(compared) == 1:
+                    break
+                orders.append(Order(compared[-1][is_cut if len(compared) > 1 else number], own_s))
+            number += 1
     return taken_s, orders
 
 
