@@ -189,9 +189,10 @@ class Play:
         """Return when an instruction can begin whose ranks have come to it; links may be occupied then."""
         match self.plan.instructions[number]:
             case Run(site=site):
-                return min((self.clock[ranks].min() for kind, ranks in self.kinds if site in kind.sites))
+                return min(float(self.clock[ranks].min()) for kind, ranks in self.kinds if site in kind.sites)
             case Start(group=group):
-                return min((self._ready(ranks).min() for _, ranks in self._families(group)), default=0.0)
+                ready = (float(self._ready(ranks).min()) for _, ranks in self._families(group))
+                return min(ready, default=0.0)
         return 0.0
 
     def _ready(self, ranks: Numbers) -> Array:
