@@ -29,7 +29,7 @@ TWO := -n 2 --dist loadfile
 help:
 	@echo "make demo      build, compile, run and verify a small language model on this machine"
 	@echo "make docs      the documentation as a site in build/docs; dead links are errors; runs its commands (some ten minutes)"
-	@echo "make test      the test suite, some twelve minutes on two cores"
+	@echo "make test      the test suite, some eleven minutes on two cores"
 	@echo "make test-all  the same, and the tests marked long"
 	@echo "make test-gpu  on this machine's GPU: tests, and step times against PyTorch where that is installed"
 	@echo "make test-peers      against PyTorch and transformers, sampled, in environments of its own"
