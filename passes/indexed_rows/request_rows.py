@@ -12,7 +12,7 @@ network once (parallax.txt, section 5.3.2). A node that makes rows smaller, such
 Cast to 16 bits, runs before they return (figure 10).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -61,11 +61,7 @@ def _request(lowering: Lowering, nodes: Sequence[gs.Node], decision: Decision) -
     ]
     together = out.emit("Concat", flat, f"{name}.ids", INT64, "worker", axis=0) if flat[1:] else flat[0]
     own, inverse = unique(out, together, f"{name}.own", "worker")
-    parts = lowering.graph.replicas if isinstance(decision.inputs[1].along(REPLICAS), Split) else 1
-    shapes = (lowering.facts.shape(node.inputs[1].name) for node in nodes)
-    drawn = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes) / parts
-    all_drawn = _all_drawn(lowering, requested.parameter, drawn)
-    share = drawn / all_drawn if all_drawn else 0.0  # how many there are only the data may tell
+    share, drawn = _count_drawn(lowering, nodes, decision, requested.parameter)
     (host_ids,), host_counts = gather_rows(out, [own], f"{name}.host")
     in_order, host_inverse = sort_ids(out, host_ids, f"{name}.host_unique", "server", merge=merge)
     counts = count_by_owner(out, in_order, requested.parameter, f"{name}.by_owner")
@@ -79,12 +75,22 @@ def _request(lowering: Lowering, nodes: Sequence[gs.Node], decision: Decision) -
         lowering.row_requests[node.name] = RowRequest(
             ids[node.name], positions, host_inverse, host_counts, requested_counts, share, drawn, found
         )
-    levels: tuple[tuple[gs.Variable, Level], ...]
-    levels = ((own, "worker"), (host_ids, "host"), (in_order, "host"), (requested_ids, "host"))
-    for value, level in levels:
-        rows_of_ids = _expected(lowering, requested.parameter, lowering.row_requests[nodes[0].name], level)
-        out.nbytes[value.name] = round(rows_of_ids * INT64.itemsize)
+    _expect_ids(lowering, requested, own, (host_ids, in_order, requested_ids))
     _expect_rows(lowering, nodes[0].outputs[0].name, requested, found)
+
+
+def _count_drawn(
+    lowering: Lowering, nodes: Sequence[gs.Node], decision: Decision, parameter: str
+) -> tuple[float, float]:
+    """Return the share of one worker's ids of a table that Gathers ask for at once, and how many these are.
+
+    0 where only the data may tell.
+    """
+    parts = lowering.graph.replicas if isinstance(decision.inputs[1].along(REPLICAS), Split) else 1
+    shapes = (lowering.facts.shape(node.inputs[1].name) for node in nodes)
+    drawn = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes) / parts
+    all_drawn = _all_drawn(lowering, parameter, drawn)
+    return (drawn / all_drawn if all_drawn else 0.0), drawn
 
 
 def _asked_together(lowering: Lowering, node: gs.Node, decision: Decision) -> list[gs.Node]:
@@ -101,7 +107,7 @@ def _asked_together(lowering: Lowering, node: gs.Node, decision: Decision) -> li
             and asked.inputs == decision.inputs
             and isinstance(asked.outputs[0].along(REPLICAS), RequestedRows)
             and not _is_read_on_servers(lowering, other.outputs[0])
-            and _is_of_data(lowering, other.inputs[1])
+            and lowering.comes_of_data(other.inputs[1].name)
         )
 
     return [other for other in node.inputs[0].outputs if can_ask(other)] if can_ask(node) else [node]
@@ -113,18 +119,6 @@ def _is_read_on_servers(lowering: Lowering, rows: gs.Tensor) -> bool:
         for reader in rows.outputs
         for operand, layout in zip(reader.inputs, lowering.graph.decisions[reader.name].inputs, strict=True)
     )
-
-
-def _is_of_data(lowering: Lowering, tensor: gs.Tensor) -> bool:
-    waiting, known = [tensor], {tensor.name}
-    while waiting:
-        last = waiting.pop()
-        if last.name in lowering.graph.training.variables:
-            return False
-        read = [operand for maker in last.inputs for operand in maker.inputs if operand.name not in known]
-        known.update(operand.name for operand in read)
-        waiting += read
-    return True
 
 
 def _cut(
@@ -221,6 +215,17 @@ def _expected(lowering: Lowering, parameter: str, request: RowRequest, level: Le
     if not request.share:
         return 0.0
     return request.share * rows_at(lowering.expected, parameter, level, request.drawn / request.share)
+
+
+def _expect_ids(
+    lowering: Lowering, requested: RequestedRows, own: gs.Variable, on_host: Iterable[gs.Variable]
+) -> None:
+    """Tell the cost model how many bytes a request's ids take, on a worker and on hosts."""
+    request = lowering.row_requests[requested.gather]
+    levels: list[tuple[gs.Variable, Level]] = [(own, "worker"), *((ids, "host") for ids in on_host)]
+    for ids, level in levels:
+        count = _expected(lowering, requested.parameter, request, level)
+        lowering.out.nbytes[ids.name] = round(count * INT64.itemsize)
 
 
 def _expect_rows(lowering: Lowering, tensor: str, requested: RequestedRows, rows: gs.Variable) -> None:

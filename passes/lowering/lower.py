@@ -11,6 +11,7 @@ Everything is made once per layout. What nobody needs is never communicated.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 
 import onnx_graphsurgeon as gs
@@ -55,7 +56,6 @@ class _Lowerer(Lowering):
         self._values: dict[tuple[str, Layout], gs.Tensor] = {}
         self._lowered: dict[str, list[Decision]] = defaultdict(list)
         self._on_every_rank = _tensors_on_every_rank(graph)
-        self._of_data = set() if graph.configuration.is_one_mesh else _made_of_data(graph)
         self._held: list[tuple[str, Site]] = []
         self._places = {node.name: place for place, node in enumerate(graph.training.graph.nodes)}
 
@@ -95,6 +95,17 @@ class _Lowerer(Lowering):
         counts = self.sessions and self.graph.training.variables[variable].next in self._on_every_rank
         return Layout("server") if counts else native
 
+    @cached_property
+    def _of_data(self) -> set[str]:
+        return _made_of_data(self.graph)
+
+    def comes_of_data(self, tensor: str) -> bool:
+        return tensor in self._of_data
+
+    def _is_made_again(self, tensor: str) -> bool:
+        """Tell whether each of several meshes makes a tensor: all are fed the data."""
+        return not self.graph.configuration.is_one_mesh and self.comes_of_data(tensor)
+
     def make_in_order(self, tensors: Iterable[str]) -> None:
         targets: dict[str, list[Layout]] = defaultdict(list)
         for tensor in tensors:
@@ -118,8 +129,8 @@ class _Lowerer(Lowering):
         if layout == native or not self._can_make(tensor.name, layout):
             return decision
         if layout.site != native.site:
-            of_data = tensor.name in self._of_data
-            return replace(decision, site=layout.site) if of_data else run_whole(node, layout.site)
+            is_again = self._is_made_again(tensor.name)
+            return replace(decision, site=layout.site) if is_again else run_whole(node, layout.site)
         return decide_axes(
             self.graph.meshes.of(layout.site),
             [
@@ -172,7 +183,7 @@ class _Lowerer(Lowering):
     def _can_make(self, tensor: str, layout: Layout) -> bool:
         """Tell whether a tensor, whole along axes where it natively is not, is made so without a message."""
         native = self.native(tensor, layout.site)
-        if native.site != layout.site and tensor in self._of_data and layout.site != "server":
+        if native.site != layout.site and self._is_made_again(tensor) and layout.site != "server":
             is_alike = self.graph.meshes.of(native.site).axes == self.graph.meshes.of(layout.site).axes
             is_fed = self.graph.meshes.is_fed(layout.site)
             return native.placements == layout.placements and is_alike and is_fed
@@ -339,7 +350,7 @@ def _tensors_on_every_rank(graph: LaidOutGraph) -> set[str]:
 
 
 def _made_of_data(graph: LaidOutGraph) -> set[str]:
-    """Return what comes of data alone, such as masks: every stage is fed the data, and makes it again."""
+    """Return what comes of data alone, such as masks, and is no sum of parts."""
     training = graph.training
     names = {*training.data_inputs, *training.drawn_inputs, *training.shard_inputs}
     for node in training.graph.nodes:

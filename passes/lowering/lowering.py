@@ -81,6 +81,10 @@ class Lowering(LocalSizes, ABC):
         """Lower from first to last what tensors, as they are natively, come from: need() recurses little."""
 
     @abstractmethod
+    def comes_of_data(self, tensor: str) -> bool:
+        """Tell whether a tensor is made of data alone, and of no sum of parts."""
+
+    @abstractmethod
     def split_locally(self, tensor: str, layout: Layout, axis: int) -> gs.Tensor | None:
         """Make a part along a mesh axis of a tensor that is whole there by making its operands' parts,
         if a rule allows."""

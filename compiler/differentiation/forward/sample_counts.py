@@ -185,7 +185,7 @@ def _counts_in(
     if number in (0, 1):
         return
     if op_type == "Mul" or (op_type == "Div" and index == 1):
-        yield from ((number, known.factors) if op_type == "Mul" else (inverse, known.factors),)
+        yield (number if op_type == "Mul" else inverse), known.factors
     if op_type == "Mul":
         yield inverse, known.divisors
     if op_type in BESIDE:
