@@ -241,9 +241,21 @@ class _Search:
 
     def _reach(self, trial: _Trial, tensor: str, split: Split) -> None:
         """Follow a whole tensor that is wanted split back to the data it is made from."""
-        if (tensor, split) in trial.followed:
-            return
-        trial.followed.add((tensor, split))
+        waiting = [(tensor, split)]
+        while waiting:
+            tensor, split = waiting.pop()
+            if (tensor, split) in trial.followed:
+                continue
+            trial.followed.add((tensor, split))
+            if tensor in self.producers:
+                operands = self._split_operands(self.producers[tensor], tensor, split)
+                trial.gathered += operands is None
+                waiting += reversed(operands or [])
+            else:
+                self._arrive(trial, tensor, split)
+
+    def _arrive(self, trial: _Trial, tensor: str, split: Split) -> None:
+        """Count a split that was followed back to what the step is given."""
         if tensor in self.training.data_inputs:
             if split.outer == 1 and tensor not in trial.axes:
                 trial.axes[tensor] = split.axis
@@ -256,23 +268,22 @@ class _Search:
             trial.variables += 1
         elif tensor in self.constants:
             trial.gathered += not _has_equal_entries(self.constants[tensor].values, split)
-        elif tensor in self.producers:
-            self._reach_through(trial, self.producers[tensor], tensor, split)
 
-    def _reach_through(self, trial: _Trial, node: gs.Node, tensor: str, split: Split) -> None:
+    def _split_operands(self, node: gs.Node, tensor: str, split: Split) -> list[tuple[str, Split]] | None:
+        """Return the operands that are split where a result is, and along what; None if no split is passed on."""
         rule = self.rules[node.name]
         index = next(i for i, output in enumerate(node.outputs) if output.name == tensor)
         rule_and_factor = (
             None if rule is None else rule.factor_at(rule.outputs[index], split.axis, split.outer)
         )
         if rule_and_factor is None or rule_and_factor[1] in rule_and_factor[0].whole:
-            trial.gathered += 1
-            return
+            return None
         refined, factor = rule_and_factor
-        for operand, dims in zip(node.inputs, refined.inputs, strict=True):
-            position = None if dims is None else refined.position_of(dims, factor)
-            if position is not None:
-                self._reach(trial, operand.name, Split(*position))
+        positions = [
+            (operand.name, None if dims is None else refined.position_of(dims, factor))
+            for operand, dims in zip(node.inputs, refined.inputs, strict=True)
+        ]
+        return [(name, Split(*position)) for name, position in positions if position is not None]
 
 
 def _has_equal_entries(value: np.ndarray, split: Split) -> bool:

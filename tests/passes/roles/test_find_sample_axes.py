@@ -119,6 +119,14 @@ def test_an_input_of_equal_size_is_of_samples_where_nothing_contradicts() -> Non
     assert axes_of(import_text(ALIKE)) == {"x": 0, "t": 0, "aside": 0, "scale": None}
 
 
+def test_a_split_is_followed_back_through_a_thousand_nodes() -> None:
+    links = "".join(f"a{i + 1} = Tanh (a{i}) " for i in range(1500))
+    text = ALIKE.replace("shown = Exp (aside)", f"shown = Exp (aside) a0 = Neg (t) {links}")
+    text = text.replace("Sub (y, t)", "Sub (y, a1500)")
+
+    assert axes_of(import_text(text))["t"] == 0
+
+
 # Every x is held against every other z: as many negatives for all, or the other half of the batch.
 ALL_PAIRS = """
 step (float[4,3] x, float[4,3] z, float[3,2] W) => (float loss, float[3,2] W_next)
