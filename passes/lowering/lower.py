@@ -21,7 +21,15 @@ from partc.passes.layouts.decide_layouts import follows, split_on
 from partc.passes.layouts.decisions import Decision, axes_up_to, decide_axes, run_whole, whole_axis
 from partc.passes.layouts.laid_out_graph import LaidOutGraph
 from partc.passes.layouts.last_change import last_change
-from partc.passes.layouts.layouts import REPLICAS, Layout, Partial, PerReplica, Replicate, Split
+from partc.passes.layouts.layouts import (
+    REPLICAS,
+    Layout,
+    Partial,
+    PerReplica,
+    Replicate,
+    RequestedRows,
+    Split,
+)
 from partc.passes.lowering.lower_node import lower_node
 from partc.passes.lowering.lowered_graph import LoweredGraph, State
 from partc.passes.lowering.lowering import Lowering
@@ -329,6 +337,8 @@ class _Lowerer(Lowering):
 def _as_fetched(graph: LaidOutGraph, output: str, site: Site) -> Layout:
     """Return how an output is handed out: as replicas have it, and whole along other axes."""
     placement = graph.layout(output).along(REPLICAS)
+    if isinstance(placement, RequestedRows):
+        placement = placement.returned
     if isinstance(placement, Split) and placement.outer == 1 and not placement.rows_of:
         return Layout(site, graph.cut_at(site, output, REPLICAS, placement))
     return Layout(site, placement if isinstance(placement, PerReplica) else Replicate())

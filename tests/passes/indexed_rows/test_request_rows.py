@@ -11,6 +11,8 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import Adagrad
 from partc.compiler.importing.import_training import import_training_graph
 from partc.models.catalogue import build_model
+from partc.runtime.data.initial import InitialValues
+from partc.runtime.execution.in_process import RanksInProcess
 from partc.runtime.plan.program import Start
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import (
@@ -95,6 +97,24 @@ def test_what_comes_of_data_is_asked_for_at_once(
 
     assert len(pulls(done)) == 2
     assert_trains_as_one_device(done, random_batches(done.plan, 3, high=ROWS))
+
+
+@pytest.mark.parametrize(("cluster", "strategy", "batch"), CASES)
+def test_rows_that_are_looked_up_are_handed_out(
+    cluster: str, strategy: str, batch: str, tmp_path: Path
+) -> None:
+    """As the table had them before the step: of all samples, or of each replica's."""
+    outputs = f"(float[] loss, float[12, {WIDTH}] e0, float[12, 2, {WIDTH}] e_both)"
+    step = step_of(LOOKUPS.replace("(float[] loss)", outputs))
+    done = compile_step(import_training_graph(step), tmp_path / "out", cluster, strategy, batch)
+    (batch_of_all,) = random_batches(done.plan, 1, high=ROWS)
+
+    found = RanksInProcess(done.folder).step(batch_of_all)
+
+    rows, ids = InitialValues(done.folder).part("E"), batch_of_all["x"]
+    own = (done.plan.replicas, -1) if batch == "per-replica" else (-1,)
+    np.testing.assert_array_equal(found["e0"], rows[ids[:, 0].reshape(own)])
+    np.testing.assert_array_equal(found["e_both"], rows[ids[:, 2:].reshape(*own, 2)])
 
 
 def test_rows_that_are_cut_on_their_owners_are_asked_for_apart(tmp_path: Path) -> None:
