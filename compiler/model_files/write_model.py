@@ -20,9 +20,13 @@ PAGE_BYTES = 4096  # where weights begin in a file beside the model: runtimes ma
 def write_model(model: onnx.ModelProto, path: str | Path, weights: Sequence[TensorFile] = ()) -> None:
     """Write a model file at once or not at all; initializers go beside it above 1.5 GB, and out of `model`.
 
-    `weights`: further initializers, each read when it is written. Raises OSError, which names the file.
+    `weights`: further initializers, each read when it is written. A device or a pipe takes what comes.
+    Raises OSError, which names the file.
     """
-    path = Path(path)
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        _write_one(model, path, weights)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with held_folder(path.parent, f".{path.name}.write-") as temporary:
         folder = temporary / "model"
@@ -43,8 +47,13 @@ def _write(model: onnx.ModelProto, path: Path, weights: Sequence[TensorFile]) ->
         model = external_data_helper.write_external_data_tensors(model, str(path.parent))
         with beside.open("ab") as stream:
             model.graph.initializer.extend(_append(weight, stream, beside.name) for weight in weights)
+        path.write_bytes(model.SerializeToString(deterministic=True))
     else:
-        model.graph.initializer.extend(map(_within, weights))
+        _write_one(model, path, weights)
+
+
+def _write_one(model: onnx.ModelProto, path: Path, weights: Sequence[TensorFile]) -> None:
+    model.graph.initializer.extend(map(_within, weights))
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 

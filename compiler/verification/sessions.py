@@ -12,6 +12,8 @@ import onnx
 
 from partc.compiler.model_files.open_model import open_model
 from partc.compiler.verification.compare_bodies import with_chosen_bodies
+from partc.passes.cpu_kernels.round_halves import has_halves, round_halves
+from partc.passes.graph.infer_shapes import infer_shapes
 from partc.runtime.execution.device import INEXACT_IN_DOUBLE
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -55,7 +57,7 @@ class Session:
         self._outputs = list(outputs)
         if not outputs:
             return  # onnxruntime takes no graph without nodes
-        self._session = open_model(model, disabled=INEXACT_IN_DOUBLE)
+        self._session = open_model(_rounding(model), disabled=INEXACT_IN_DOUBLE)
         self._reads = [info.name for info in self._session.get_inputs()]
 
     def run(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
@@ -64,6 +66,16 @@ class Session:
             return {}
         results = self._session.run(self._outputs, {name: tensors[name] for name in self._reads})
         return dict(zip(self._outputs, results, strict=True))
+
+
+def _rounding(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model whose float16 values are float16, as those of ranks are."""
+    if not has_halves(model):
+        return model
+    rounded = onnx.ModelProto()
+    rounded.CopyFrom(model)
+    round_halves(rounded, infer_shapes(model, data_prop=True))
+    return rounded
 
 
 def convolving(model: onnx.ModelProto, sharing: int | None) -> onnx.ModelProto:

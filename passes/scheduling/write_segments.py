@@ -15,6 +15,7 @@ from partc.passes.cpu_kernels.align_scalars import align_scalars
 from partc.passes.cpu_kernels.block_updates import block_updates
 from partc.passes.cpu_kernels.divide_once import divide_once
 from partc.passes.cpu_kernels.halve_by_quotient import halve_by_quotient
+from partc.passes.cpu_kernels.round_halves import round_halves
 from partc.passes.cpu_kernels.transpose_products import transpose_products
 from partc.passes.cpu_kernels.winograd import choose_bodies
 from partc.passes.gpu_kernels.rewrite_for_gpu import rewrite_for_gpu
@@ -115,6 +116,7 @@ class SegmentWriter:
             block_updates(model, inferred, in_place)
             transpose_products(model, inferred)
             choose_bodies(model, inferred)
+            round_halves(model, inferred)
         else:
             model, inferred = rewrite_for_gpu(model)
         align_scalars(model, inferred)

@@ -1,7 +1,9 @@
 """A model is written at once or not at all; weights are read one at a time, and lie beside a large one."""
 
 import errno
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +101,24 @@ def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.M
 
     assert refused.value.filename == str(tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pipe_takes_the_model_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as reader:
+        read = reader.submit(pipe.read_bytes)
+
+        write_model(parse(SGD), pipe)
+
+        assert onnx.load_model_from_string(read.result(timeout=60)) == parse(SGD)
+    assert pipe.is_fifo()
+
+
+def test_what_a_link_points_at_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "link.onnx").symlink_to(tmp_path / "m.onnx")
+
+    write_model(parse(SGD), tmp_path / "link.onnx")
+
+    assert (tmp_path / "link.onnx").is_symlink()
+    assert read_model(tmp_path / "m.onnx") == parse(SGD)
