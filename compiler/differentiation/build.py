@@ -14,6 +14,7 @@ from partc.compiler.differentiation.assemble import assemble, finish_step
 from partc.compiler.differentiation.differentiate import differentiate
 from partc.compiler.differentiation.forward.bring_forward import OPSET
 from partc.compiler.differentiation.forward.expand_ops import names_in
+from partc.compiler.differentiation.forward.follow_operations import follow_operations
 from partc.compiler.differentiation.forward.rebatch import BatchSize
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.objective import Objective, state_objective
@@ -61,6 +62,7 @@ def build_training_graph(
     _check_options(batch_size, reinit, optimizer)
     check_model(forward, folder)
     forward, copies = undo_merges(forward, folder)
+    forward = follow_operations(forward)
     parameters = parameters.named_as(copies)
     with _of_reasonable_size(forward):
         if clip_global_norm is not None:

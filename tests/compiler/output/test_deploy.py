@@ -115,3 +115,42 @@ def test_a_trained_model_drops_nothing(tmp_path: Path) -> None:
     deployed = run(onnx.load(write_trained_model(folder)), {"x": batch["x"][:4]})
 
     np.testing.assert_array_equal(deployed["y"], batch["x"][:4] * trained["W"])
+
+
+NORMALISED = """
+net (float[4, 3, 2, 2] x) => (float[4, 3, 2, 2] y) {
+    h, mean1, var1 = BatchNormalization <momentum = 0.8, training_mode = 1> (x, scale, bias, mean, var)
+    flat = Reshape (h, rows)
+    z, mean3, var3 = BatchNormalization <training_mode = 1> (flat, scale2, bias2, mean2, var2)
+    y = Reshape (z, images)
+}
+"""
+
+
+def test_a_trained_model_normalises_by_running_statistics(tmp_path: Path) -> None:
+    network = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {NORMALISED}')
+    rng = np.random.default_rng(0)
+    for name, size in (("", 3), ("2", 12)):
+        for kind in ("scale", "bias", "mean", "var"):
+            value = rng.uniform(0.5, 1.5, size).astype(np.float32)
+            network.graph.initializer.append(onnx.numpy_helper.from_array(value, kind + name))
+    for name, sizes in (("rows", [4, 12]), ("images", [4, 3, 2, 2])):
+        network.graph.initializer.append(onnx.numpy_helper.from_array(np.array(sizes), name))
+    step = partc.build_training_graph(network, loss="mse", optimizer=partc.SGD(0.1))
+    folder = partc.compile(step, CLUSTER, tmp_path / "out", strategy="allreduce", batch="global")
+    trained, batch = train(folder)
+    x = batch["x"][:4]
+
+    deployed = run(onnx.load(write_trained_model(folder)), {"x": x})
+
+    h = _normalised(x, *(trained[kind] for kind in ("scale", "bias", "mean", "var")))
+    z = _normalised(h.reshape(4, 12), *(trained[f"{kind}2"] for kind in ("scale", "bias", "mean", "var")))
+    np.testing.assert_allclose(deployed["y"], z.reshape(4, 3, 2, 2), rtol=1e-5, atol=1e-6)
+
+
+def _normalised(
+    x: np.ndarray, scale: np.ndarray, bias: np.ndarray, mean: np.ndarray, variance: np.ndarray
+) -> np.ndarray:
+    channels = (1, -1, *[1] * (x.ndim - 2))
+    slope = scale / np.sqrt(variance + 1e-5)
+    return np.asarray((x - mean.reshape(channels)) * slope.reshape(channels) + bias.reshape(channels))
