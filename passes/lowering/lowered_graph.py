@@ -24,10 +24,10 @@ pieces. Communication nodes have domain `partc.communication`:
 Along micro-batches no message goes: AllReduce and AllGather there are what a rank does with all of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -41,6 +41,7 @@ from partc.runtime.plan.program import Site
 from partc.runtime.plan.record import Range
 
 COMMUNICATION_DOMAIN = "partc.communication"
+_COLLECTIVE = frozenset({"AllReduce", "ReduceScatter", "AllGather", "AllGatherRows"})
 
 ConstantEntries = list[int] | list[float] | int | float
 
@@ -253,14 +254,38 @@ class LoweredGraph:
         *,
         counts: gs.Tensor | None = None,
         received_counts: gs.Variable | None = None,
-        **attributes: object,
+        **attributes: Any,
     ) -> None:
-        """Append a communication node: of `values`, and of how many rows go to and come from each member."""
+        """Append a communication node: of `values`, and of how many rows go to and come from each member.
+
+        A worker that is alone along the axes of a collective has the result.
+        """
+        if op in _COLLECTIVE and self._is_alone(attributes):
+            self._keep(values, results, received_counts, attributes["site"])
+            return
         inputs = values if counts is None else [*values, counts]
         outputs = results if received_counts is None else [*results, received_counts]
         attributes["values"] = len(values)
         name = f"{op}.{outputs[0].name}"
         self.nodes.append(gs.Node(op, name, attributes, inputs, outputs, domain=COMMUNICATION_DOMAIN))
+
+    def _is_alone(self, attributes: Mapping[str, Any]) -> bool:
+        sizes = (self.meshes.size(attributes["site"], axis) for axis in attributes["axes"])
+        return prod(sizes) == 1 and attributes.get("to", attributes["site"]) == attributes["site"]
+
+    def _keep(
+        self,
+        values: list[gs.Tensor],
+        results: list[gs.Variable],
+        counts: gs.Variable | None,
+        site: Site,
+    ) -> None:
+        """Let the only member of a group have what it gives; `counts`: the rows of it."""
+        nodes = [("Identity", *pair, {}) for pair in zip(values, results, strict=True)]
+        if counts is not None:
+            nodes.append(("Shape", values[0], counts, {"start": 0, "end": 1}))
+        for op, value, result, attributes in nodes:
+            self.append(gs.Node(op, f"{result.name}.node", attributes, [value], [result]), site)
 
     def prune(self) -> None:
         """Delete nodes whose results nobody reads."""

@@ -270,7 +270,7 @@ class _Search:
             trial.gathered += not _has_equal_entries(self.constants[tensor].values, split)
 
     def _split_operands(self, node: gs.Node, tensor: str, split: Split) -> list[tuple[str, Split]] | None:
-        """Return the operands that are split where a result is, and along what; None: no split is passed on."""
+        """Return the operands that are split where a result is, and along what; None: none."""
         rule = self.rules[node.name]
         index = next(i for i, output in enumerate(node.outputs) if output.name == tensor)
         rule_and_factor = (
