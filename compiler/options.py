@@ -19,6 +19,7 @@ from partc.runtime.plan.program import Aggregation, Rounding
 SAMPLE_STEPS = 8
 SEARCH = "search"  # for a strategy, for so many seconds
 SEARCH_S = 60.0
+SEARCH_SEEDS = 2**31  # CP-SAT takes no others
 SEARCH_BUDGET = f"{SEARCH_S:.0f}s"
 PLACED = "placed"  # each operator on one device
 
@@ -63,6 +64,7 @@ class SearchOptions:
     """How a strategy is searched for.
 
     budget_s   seconds, unless proposals are given
+    seed       of what is tried: any whole number
     proposals  how many configurations of operators are tried: the same on every machine; None: seconds count
     together   which operators have one configuration: steps of a recurrence, or repeated layers, too; None:
                each may have its own
@@ -73,6 +75,11 @@ class SearchOptions:
     method: SearchMethod = "auto"
     proposals: int | None = None
     together: Together | None = None
+
+    @property
+    def drawn_seed(self) -> int:
+        """Return the seed as generators and solvers take it, none of which takes negative or long ones."""
+        return self.seed % SEARCH_SEEDS
 
 
 @public_record

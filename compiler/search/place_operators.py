@@ -106,7 +106,7 @@ def _placements(own: OwnSpace, options: Options) -> Iterator[StepConfigs]:
         schedule = place_for_latency(
             problem,
             seconds=SOLVER_SHARE * options.search.budget_s,
-            seed=options.search.seed,
+            seed=options.search.drawn_seed,
             annealed=len(problem.nodes) > MOST_SAT_NODES,
         ).schedule
         device_of = dict(zip(groups, schedule.placement.device_of, strict=True))

@@ -124,7 +124,7 @@ class _Search:
         self._named = [start]
         self._state: StepConfigs | None = None  # of the best, if it is operators' own
         self._optimal: set[StepConfigs] = set()  # no single change of them is quicker
-        self._rng = np.random.default_rng(options.seed)
+        self._rng = np.random.default_rng(options.drawn_seed)
         show(start, data_parallel)
 
     def run(self) -> None:
@@ -150,7 +150,7 @@ class _Search:
             begin, _ = self._climb(own, fewer_replicas(own.tasks, own.space), self._limit.until_s, inf)
             self._exhaust(own, begin, 1.0)
         elif method in ("ilp", "dp"):
-            solved = solve_additively(own, method, self._limit, self._asked.seed)
+            solved = solve_additively(own, method, self._limit, self._asked.drawn_seed)
             self.remarks += solved.remarks
             self._see_state(own, solved.state, method)
         elif self._limit.left_s > RESERVE * self._price.usual_s:
@@ -275,7 +275,7 @@ class _Search:
         starts = []
         for method in ("dp", "ilp"):
             try:
-                starts.append(solve_additively(own, method, part, self._asked.seed).state)
+                starts.append(solve_additively(own, method, part, self._asked.drawn_seed).state)
             except (BadUsage, NoPlacement):
                 continue  # the graph does not reduce, or there was no time: walks have other starts
         return starts

@@ -153,6 +153,15 @@ def test_equal_seeds_and_proposals_find_alike(method: SearchMethod) -> None:
     assert (again.best, again.proposals, again.remarks) == (first.best, first.proposals, first.remarks)
 
 
+@pytest.mark.parametrize("seed", [-5, 2**31])
+def test_any_whole_number_is_a_seed(seed: int) -> None:
+    asked = SearchOptions(method="ilp", proposals=20, seed=seed)
+
+    found = search(wide_mlp(), cluster_of("1x2"), replace(GLOBAL, search=asked))
+
+    assert found.best.step_s <= data_parallel_s(found)
+
+
 def test_methods_without_a_choice_are_refused() -> None:
     per_replica = Options(batch="per-replica")
 
