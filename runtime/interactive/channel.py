@@ -7,7 +7,6 @@ the stepper's process ends, however it ends, its connections close, and the rank
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,17 @@ from zmq.utils.monitor import recv_monitor_message
 
 from partc.runtime.errors import RankFailed
 from partc.runtime.interactive.messages import LARGEST_FRAME_BYTES, StepperMessage, decode, encode
-from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.plan.record import Record
-from partc.runtime.supervision.supervisor import FOLDERS
 from partc.runtime.transports.end_context import end_context
-from partc.runtime.transports.locked_sockets import Key, is_one_machine, lock, own_address, own_key, read_key
+from partc.runtime.transports.locked_sockets import (
+    Key,
+    is_one_machine,
+    lock,
+    own_address,
+    own_key,
+    read_key,
+    socket_folder,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Received = tuple[StepperMessage, dict[str, Array]]
@@ -46,7 +51,7 @@ class StepperEnd:
 
     def __init__(self, addresses: Mapping[str, str], folder: Path) -> None:
         self._at_the_end = ExitStack()
-        self.sockets = self._at_the_end.enter_context(held_folder(Path(gettempdir()), FOLDERS))
+        self.sockets = self._at_the_end.enter_context(socket_folder())
         self._context = zmq.Context()
         self._at_the_end.callback(end_context, self._context, linger_ms=1000)
         here = is_one_machine(addresses)

@@ -6,7 +6,6 @@ Nobody else is heard: transports/locked_sockets.py.
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +19,6 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from partc.runtime.errors import naming_file
-from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.supervision.keeping import RENDEZVOUS_FILE
 from partc.runtime.supervision.messages import (
     REPORTED,
@@ -41,10 +39,10 @@ from partc.runtime.transports.locked_sockets import (
     lock,
     own_address,
     own_key,
+    socket_folder,
 )
 
 HUNG_S = 5.0
-FOLDERS = "partc-"  # what temporary folders of sockets are called
 _BEATS_PER_S = 2_000  # of all keepers together
 _BEAT_S = 0.25
 _HERE_S, _AWAY_S = 0.5, 90.0  # a keeper's patience: a cut cable may come back, a socket file does not
@@ -90,7 +88,7 @@ class Supervisor:
         self._lines: list[tuple[str, str]] = []
         self._rest: dict[str, bytes] = defaultdict(bytes)  # of a line that is not whole yet
         self._at_the_end = ExitStack()
-        self._sockets = self._at_the_end.enter_context(held_folder(Path(tempfile.gettempdir()), FOLDERS))
+        self._sockets = self._at_the_end.enter_context(socket_folder())
         self._context = zmq.Context()
         self._at_the_end.callback(end_context, self._context, linger_ms=200)
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)

@@ -9,16 +9,22 @@ the job's: drawn for it, and written where only this user may read.
 
 import os
 import socket
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
 
 from partc.runtime.errors import BadUsage, RankFailed
+from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.plan.record import Record
 
 LOCAL = "localhost"
 KEY_FILE = "job.key"
+FOLDERS = "partc-"  # what folders of socket files are called
+_SHORT_FOLDERS = ("/tmp", "/dev/shm")
+_NAME_BYTES = 32  # of a folder of socket files, and of a file in it
 _ANSWER_S = 0.5
 _HERE = (LOCAL, "127.0.0.1")
 
@@ -33,6 +39,27 @@ class Key(Record, frozen=True):
 def is_one_machine(addresses: Mapping[str, str]) -> bool:
     """Tell whether all hosts are the machine that this runs on."""
     return all(address == LOCAL for address in addresses.values())
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """Make a folder of socket files that this user alone may enter, and remove it in the end.
+
+    It lies in the temporary folder; where that has a longer path than the system lets sockets have, in one
+    that has not. Raises BadUsage where there is none.
+    """
+    longest = zmq.IPC_PATH_MAX_LEN - _NAME_BYTES
+    given = tempfile.gettempdir()
+    for parent in (given, *_SHORT_FOLDERS):
+        if len(os.fsencode(parent)) <= longest and os.access(parent, os.W_OK | os.X_OK):
+            with held_folder(Path(parent), FOLDERS) as folder:
+                yield folder
+            return
+    raise BadUsage(
+        f"its path is too long for sockets, and {' and '.join(_SHORT_FOLDERS)} are closed",
+        at=f"temporary folder {given}",
+        fix=f"set TMPDIR to a folder whose path has at most {longest} characters",
+    )
 
 
 def own_key(folder: Path) -> Key:

@@ -9,7 +9,6 @@ somebody asks for an end                   workers stop after their steps
 Whatever ends a run whose servers all live: they save what they have, if checkpoints have a place.
 """
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
@@ -27,12 +26,11 @@ from partc.runtime.asynchronous.processes.watch import Rules, SessionsWatch
 from partc.runtime.asynchronous.sessions.session import server_name, servers_of, worker_name
 from partc.runtime.engines.allotted_nodes import on_allotted_nodes
 from partc.runtime.engines.machines import Machines, write_environments
-from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.jobs.launcher import Log, OnProgress, StopRequest
 from partc.runtime.plan.program import Plan
 from partc.runtime.supervision.stop_signals import stop_signals
-from partc.runtime.supervision.supervisor import FOLDERS, Supervisor
-from partc.runtime.transports.locked_sockets import LOCAL
+from partc.runtime.supervision.supervisor import Supervisor
+from partc.runtime.transports.locked_sockets import LOCAL, socket_folder
 
 _CONNECT_S = 5.0
 
@@ -58,7 +56,7 @@ def launch_sessions(
     addresses = machines.addresses
     with (
         stop_signals() as signals,
-        held_folder(Path(tempfile.gettempdir()), FOLDERS) as sockets,
+        socket_folder() as sockets,
         log.open("w", encoding="utf-8") as stream,
         ExitStack() as at_the_end,
     ):
