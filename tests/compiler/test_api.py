@@ -44,6 +44,7 @@ def test_training_needs_the_runtime_alone() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert all(getattr(partc, name) is not None for name in partc.__all__)
+    assert {*partc.__all__, "__version__"} <= set(dir(partc))
     with pytest.raises(AttributeError, match="no attribute 'shrad'"):
         _ = partc.shrad
 
