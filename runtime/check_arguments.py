@@ -2,6 +2,9 @@
 
 Lists and mappings are looked into; what can be read once, as a generator, is not. Dataclasses of partc's own
 are held against their fields. What an annotation cannot tell, the functions check themselves.
+
+Where an annotation wants numbers, functions and records are given Python's own: NumPy's are numbers, too, but
+are not written as JSON, in which jobs and plans are.
 """
 
 import inspect
@@ -14,6 +17,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from partc.runtime.errors import BadUsage, one_of, one_tree
 
 Given = ParamSpec("Given")
@@ -25,24 +30,27 @@ _OTHERS = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], "<
 
 def public(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Return a function from which nothing but PartcErrors come, and what its caller's own code raises."""
+    call: Callable[..., Result] = function
 
     @wraps(function)
     def checked(*positional: Given.args, **named: Given.kwargs) -> Result:
-        check_call(function, positional, named)
+        bound = check_call(function, positional, named)
         with one_tree(comes_from_caller):
-            return function(*positional, **named)
+            return call(*bound.args, **bound.kwargs)
 
     return checked
 
 
 def public_record(kind: Kind) -> Kind:
-    """Return a dataclass that tells arguments that it does not have as public functions do."""
+    """Return a dataclass that takes its arguments as public functions do; who uses it checks their types."""
     constructor: Callable[..., None] = kind.__init__  # type: ignore[misc]  # of the class, which has no subclasses
 
     @wraps(constructor)
     def checked(self: object, *positional: object, **named: object) -> None:
-        _bind(constructor, (self, *positional), named, kind.__name__)
-        constructor(self, *positional, **named)
+        bound, hints = _bind(constructor, (self, *positional), named, kind.__name__), _hints(kind)
+        for name in bound.arguments.keys() & hints.keys():
+            bound.arguments[name] = _with_own_numbers(bound.arguments[name], hints[name])
+        constructor(*bound.args, **bound.kwargs)
 
     kind.__init__ = checked  # type: ignore[misc]
     return kind
@@ -50,26 +58,32 @@ def public_record(kind: Kind) -> Kind:
 
 def check_call(
     function: Callable[..., object], positional: tuple[object, ...], named: dict[str, Any]
-) -> None:
-    """Raise BadUsage where a call does not fit a function's signature and annotations."""
+) -> inspect.BoundArguments:
+    """Return a call's arguments, with Python's own numbers.
+
+    Raises BadUsage where the call does not fit the function's signature and annotations.
+    """
     name = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
     signature, hints = inspect.signature(function), _hints(function)
-    for argument, value in _bind(function, positional, named, name).items():
+    bound = _bind(function, positional, named, name)
+    for argument, value in bound.arguments.items():
         kind = signature.parameters[argument].kind
         if argument in hints and kind not in (
             inspect.Parameter.VAR_KEYWORD,
             inspect.Parameter.VAR_POSITIONAL,
         ):
             _check(value, hints[argument], f"{name}({argument}=...)")
+            bound.arguments[argument] = _with_own_numbers(value, hints[argument])
+    return bound
 
 
 def _bind(
     function: Callable[..., object], positional: tuple[object, ...], named: Mapping[str, object], name: str
-) -> Mapping[str, object]:
-    """Return a call's arguments by name. Raises BadUsage where the function does not take them."""
+) -> inspect.BoundArguments:
+    """Return a call's arguments. Raises BadUsage where the function does not take them."""
     signature = inspect.signature(function)
     try:
-        return signature.bind(*positional, **named).arguments
+        return signature.bind(*positional, **named)
     except TypeError as error:
         raise _not_bound(signature, named, name, str(error)) from None
 
@@ -77,10 +91,21 @@ def _bind(
 def check_fields(record: object) -> None:
     """Raise BadUsage where a dataclass has a field of another type than it declares."""
     assert is_dataclass(record) and not isinstance(record, type)
-    kind = type(record)
-    hints = get_type_hints(kind)
     for field in fields(record):
-        _check(getattr(record, field.name), hints[field.name], f"{kind.__name__}.{field.name}")
+        _check_field(record, field.name)
+
+
+def settle_fields(record: msgspec.Struct) -> None:
+    """Give a structure's fields Python's own numbers. Raises BadUsage where one is of another type."""
+    for name in record.__struct_fields__:
+        _check_field(record, name)
+        value = _with_own_numbers(getattr(record, name), _hints(type(record))[name])
+        msgspec.structs.force_setattr(record, name, value)
+
+
+def _check_field(record: object, name: str) -> None:
+    kind: Any = type(record)
+    _check(getattr(record, name), _hints(kind)[name], f"{kind.__name__}.{name}")
 
 
 def comes_from_caller(error: Exception) -> bool:
@@ -169,8 +194,7 @@ def _fits_container(value: object, origin: Any, inner: tuple[Any, ...]) -> bool:
     if origin is Callable:
         return callable(value)
     if origin is tuple:  # lists do as well
-        each = inner[0] if len(inner) == 2 and inner[1] is Ellipsis else object
-        return isinstance(value, list | tuple) and all(_fits(one, each) for one in value)
+        return isinstance(value, list | tuple) and _fits_each(value, inner)
     if not isinstance(value, origin):
         return False
     if isinstance(value, Mapping) and len(inner) == 2:
@@ -182,6 +206,41 @@ def _fits_container(value: object, origin: Any, inner: tuple[Any, ...]) -> bool:
     ):
         return len(inner) != 1 or all(_fits(one, inner[0]) for one in value)
     return not isinstance(value, str) or inner in ((str,), ())
+
+
+def _fits_each(value: Sequence[object], inner: tuple[Any, ...]) -> bool:
+    """Tell whether a tuple's members are of its types: of one, where an ellipsis follows that."""
+    kinds = _kinds_of(value, inner)
+    return len(value) == len(kinds) and all(map(_fits, value, kinds))
+
+
+def _kinds_of(value: Sequence[object], inner: tuple[Any, ...]) -> tuple[Any, ...]:
+    return inner[:1] * len(value) if inner[1:] == (Ellipsis,) else inner
+
+
+def _with_own_numbers(value: Any, hint: Any) -> Any:
+    """Return a value with Python's own numbers where its type wants numbers; itself if it is of another."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if not _wants_numbers(hint) or not _fits(value, hint):
+        return value
+    if origin in (Union, UnionType):
+        return _with_own_numbers(value, next(one for one in inner if _fits(value, one)))
+    if origin is None:
+        return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Mapping) and len(inner) == 2:
+        return {
+            _with_own_numbers(key, inner[0]): _with_own_numbers(one, inner[1]) for key, one in value.items()
+        }
+    if origin is tuple:
+        return tuple(map(_with_own_numbers, value, _kinds_of(value, inner)))
+    if isinstance(value, Collection) and len(inner) == 1:
+        kind = origin if origin in (list, set, frozenset) else tuple
+        return kind(_with_own_numbers(one, inner[0]) for one in value)
+    return value
+
+
+def _wants_numbers(hint: Any) -> bool:
+    return hint in (int, float) or any(map(_wants_numbers, get_args(hint)))
 
 
 _NUMBERS: dict[Any, Any] = {bool: bool, int: Integral, float: Real}
@@ -224,6 +283,6 @@ def _told(hint: Any) -> str:
     if origin is not None and issubclass(origin, Mapping):
         return f"a mapping of {_told(inner[0])} to {_told(inner[1])}"
     if origin in _KINDS:
-        return f"{_KINDS[origin]} of {_told(inner[0])}"
+        return f"{_KINDS[origin]} of {' and '.join(_told(one) for one in inner if one is not Ellipsis)}"
     named = getattr(origin or hint, "__name__", str(hint))
     return _WORDS.get(hint) or ("an " if named[0] in "aeiouAEO" else "a ") + named

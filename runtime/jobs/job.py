@@ -23,6 +23,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from partc.runtime.check_arguments import settle_fields
 from partc.runtime.checkpoints.not_saved import Unsaved
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.errors import BadUsage, naming_file
@@ -43,6 +44,9 @@ class Checkpoints(Record, frozen=True):
     every_steps: int | None = None
     every_s: float | None = None
     keep: int = 3  # so many complete ones stay
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
 
 
 class Straggler(Record, frozen=True):
