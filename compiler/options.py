@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -12,7 +13,7 @@ from partc.cost.simulation.measured_kernels import NO_TIMES, KernelTimes
 from partc.cost.strategy import Batch, Mechanism, Mode, Strategy, read_strategy
 from partc.passes.layouts.strategy_meshes import meshes_of
 from partc.passes.search.operators.operator_space import Together
-from partc.runtime.check_arguments import public_record
+from partc.runtime.check_arguments import check_fields, public_record
 from partc.runtime.errors import BadUsage, one_of
 from partc.runtime.plan.program import Aggregation, Rounding
 
@@ -75,6 +76,19 @@ class SearchOptions:
     method: SearchMethod = "auto"
     proposals: int | None = None
     together: Together | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 < self.budget_s < inf:
+            raise BadUsage(
+                f"a search of {self.budget_s} s", at="SearchOptions.budget_s", fix="give seconds, more than 0"
+            )
+        if self.proposals is not None and self.proposals < 1:
+            raise BadUsage(
+                f"{self.proposals} proposals",
+                at="SearchOptions.proposals",
+                fix="try at least one, or leave it out",
+            )
 
     @property
     def drawn_seed(self) -> int:
@@ -149,6 +163,14 @@ class Options:
     strategy_name: str = ""
     force: bool = False
     profile: str | Path | KernelTimes | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.recompute_bytes, int) and self.recompute_bytes < 1:
+            raise BadUsage(
+                f"{self.recompute_bytes} bytes are no size",
+                at="Options.recompute_bytes",
+                fix="give a number of bytes, at least 1, or leave it out",
+            )
 
     @property
     def times(self) -> KernelTimes:

@@ -22,7 +22,7 @@ from partc.cost.strategy import Mechanism
 from partc.runtime.check_arguments import check_fields, public_record
 from partc.runtime.errors import BadUsage
 from partc.runtime.execution.recorder import TracedSteps
-from partc.runtime.jobs.job import Checkpoints
+from partc.runtime.jobs.job import Checkpoints, check_timeout
 from partc.runtime.plan.program import Aggregation
 
 TRACE_FILE = "trace.json"
@@ -248,6 +248,7 @@ class ParallaxConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_timeout(self.timeout_s, "ParallaxConfig.timeout_s")
         if self.strategy in PARALLAX_ARCHITECTURES:
             raise BadUsage(
                 f"{self.strategy!r} is Parallax's own name of a strategy",

@@ -11,6 +11,7 @@ from partc.cost.named_strategy import NamedStrategy
 from partc.cost.strategy import Batch, Mode, Strategy
 from partc.passes.graph.fix_sizes import open_sizes
 from partc.passes.graph.training_graph import TrainingGraph
+from partc.runtime.data.batches import check_sizes
 from partc.runtime.errors import BadStrategy, BadUsage, some_of
 
 DEFAULT_BATCH = 8  # a symbolic size that nobody gave a value
@@ -44,7 +45,8 @@ def _check_rounding(options: Options, strategy: Mode | NamedStrategy | Strategy)
 
 
 def fill_sizes(values: Mapping[str, int], graph: TrainingGraph) -> dict[str, int]:
-    """Return a value for every symbolic size of the graph. Raises BadUsage for one it does not have."""
+    """Return a value for every symbolic size of the graph. Raises BadUsage of others, and of no size."""
+    check_sizes(values)
     names = open_sizes(graph) | graph.fixed_sizes.keys()
     if stray := sorted(set(values) - names):
         fix = f"use {some_of(sorted(names))}" if names else "leave it out: the graph has no symbolic size"

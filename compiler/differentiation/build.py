@@ -59,7 +59,7 @@ def build_training_graph(
     `update`. `parameters` chooses what is trained, where the file does not tell; `tell` is given lines that
     say what is trained, what is not, and why. Raises BadUsage, BadModel, UnsupportedModel.
     """
-    _check_options(batch_size, reinit, optimizer)
+    _check_options(batch_size, reinit, ignore_index, optimizer)
     check_model(forward, folder)
     forward, copies = undo_merges(forward, folder)
     forward = follow_operations(forward)
@@ -106,12 +106,15 @@ def _of_reasonable_size(forward: onnx.ModelProto) -> Iterator[None]:
         ) from error
 
 
-def _check_options(batch_size: BatchSize | None, reinit: int | None, optimizer: Optimizer) -> None:
+def _check_options(
+    batch_size: BatchSize | None, reinit: int | None, ignore_index: int | None, optimizer: Optimizer
+) -> None:
     has_step = callable(getattr(optimizer, "step", None)) and not isinstance(optimizer, type)
     wrong = [
         ("optimizer", optimizer, not has_step, "an optimizer, such as partc.SGD(0.1)"),
         ("--batch-size", batch_size, isinstance(batch_size, int) and batch_size < 1, "a size of at least 1"),
         ("--reinit", reinit, reinit is not None and not 0 <= reinit < 2**24, "a seed from 0 to 16777215"),
+        ("--ignore-index", ignore_index, abs(ignore_index or 0) >= 2**63, "a label, of 64 bits"),
     ]
     for option, value, is_wrong, expectation in wrong:
         if is_wrong:

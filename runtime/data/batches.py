@@ -7,7 +7,7 @@ import numpy as np
 
 from partc.runtime.data.column import Column
 from partc.runtime.data.not_finite import Index, element
-from partc.runtime.errors import BadData
+from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import IDLE, Plan, Rank
 from partc.runtime.plan.variables import DataInput
@@ -31,6 +31,12 @@ def samples_of_step(plan: Plan) -> int | None:
             size = total_shape(plan, data_input)[data_input.sample_axis]
             return size if isinstance(size, int) else None
     return None
+
+
+def check_sizes(sizes: Mapping[str, int]) -> None:
+    """Raise BadUsage where a value for a symbolic size is none."""
+    if wrong := sorted(name for name, size in sizes.items() if size < 1):
+        raise BadUsage(f"{wrong[0]} = {sizes[wrong[0]]} is no size", at="sizes", fix="give at least 1")
 
 
 def symbolic_sizes(data_inputs: Iterable[DataInput]) -> set[str]:

@@ -47,6 +47,9 @@ class Checkpoints(Record, frozen=True):
 
     def __post_init__(self) -> None:
         settle_fields(self)
+        for name in ("every_steps", "every_s", "keep"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise BadUsage(f"{name} of {value}", at=f"Checkpoints.{name}", fix="give more than 0")
 
 
 class Straggler(Record, frozen=True):
@@ -130,6 +133,12 @@ class RankReport(Record, frozen=True):
     data_s: float
     saving_s: float
     unsaved: Unsaved | None = None
+
+
+def check_timeout(timeout_s: float, at: str) -> None:
+    """Raise BadUsage where a wait would have no length, or no end, for which a job's file has no number."""
+    if not 0 < timeout_s < math.inf:
+        raise BadUsage(f"a timeout of {timeout_s} s", at=at, fix="give a number of seconds, more than 0")
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -21,6 +21,7 @@ from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.training_folders import training_folders
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import (
+    check_sizes,
     check_total_batch,
     copied,
     fixed_sizes,
@@ -38,6 +39,7 @@ from partc.runtime.jobs.job import (
     Checkpoints,
     Job,
     Notice,
+    check_timeout,
     outputs_file,
     read_report,
     read_times,
@@ -129,7 +131,7 @@ class Runner:
         CopiesDiffer if `save` is asked and replicas are not equal in the end, and BadUsage while another
         process trains in the plan's folder or that of the checkpoints.
         """
-        _check_request(steps, timeout_s, read_after, save and keep_in is not None)
+        _check_request(steps, timeout_s, read_after, worker_restarts, save and keep_in is not None)
         _check_sizes(sizes or {}, self._folder.plan)
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
         asked = DataAsked(str(data) if isinstance(data, str | Path) else "", shuffle)
@@ -306,18 +308,22 @@ class Runner:
         )
 
 
-def _check_request(steps: int, timeout_s: float, read_after: Collection[int], is_kept_twice: bool) -> None:
+def _check_request(
+    steps: int, timeout_s: float, read_after: Collection[int], worker_restarts: int, is_kept_twice: bool
+) -> None:
     if steps < 1:
         raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
-    if not timeout_s > 0:
-        raise BadUsage(f"a timeout of {timeout_s} s", at="--timeout", fix="give more than 0 seconds")
+    check_timeout(timeout_s, "--timeout")
     if beyond := [step for step in read_after if not 0 < step <= steps]:
         raise BadUsage(f"no step {beyond[0]} of {steps}", at="read_after", fix="count steps from 1")
+    if worker_restarts < 0:
+        raise BadUsage(f"{worker_restarts} restarts", at="worker_restarts", fix="give 0 or more")
     if is_kept_twice:
         raise BadUsage("variables in two places", at="keep_in", fix="say save=False, too")
 
 
 def _check_sizes(sizes: Mapping[str, int], plan: Plan) -> None:
+    check_sizes(sizes)
     known, fixed = symbolic_sizes(plan.data_inputs), fixed_sizes(plan)
     if unknown := sorted(sizes.keys() - known - fixed.keys()):
         fix = one_of(sorted(known), unknown[0]) if known else "leave it out: this plan's sizes are all fixed"
@@ -331,8 +337,16 @@ def _check_sizes(sizes: Mapping[str, int], plan: Plan) -> None:
 
 
 def _check_traced(traced: TracedSteps, done: int, steps: int) -> None:
-    """Refuse to trace steps that will not be trained. Raises BadUsage."""
-    for first, last in () if isinstance(traced, int) else traced:
+    """Refuse to trace steps that will not be trained, or are none. Raises BadUsage."""
+    if isinstance(traced, int):
+        if traced < 0:
+            fix = "give how many of the last steps, 0 for none"
+            raise BadUsage(f"the last {traced} steps are to be traced", at="--trace-steps", fix=fix)
+        return
+    for first, last in traced:
+        if first > last:
+            fix = "give the first step of each range, then the last"
+            raise BadUsage(f"{first} to {last} are no steps", at="--trace-steps", fix=fix)
         if first <= done or last > steps:
             raise BadUsage(
                 f"steps {first} to {last} are to be traced, where {done + 1} to {steps} are trained",

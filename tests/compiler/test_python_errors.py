@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from partc.runtime.errors import (
     InternalError,
     PartcError,
 )
+from partc.runtime.jobs.job import Checkpoints
 from partc.runtime.plan.plan_folder import PlanFolder
 from tests.checks.command_line import EXAMPLES
 
@@ -119,11 +121,18 @@ CASES: Mapping[str, Case] = {
         lambda g: g.compile(search=api.SearchOptions(method="mcm")),
         BadUsage, "'mcm'", "SearchOptions.method", "'mcmc' is the nearest",
     ),
+    "endless search": (lambda g: api.SearchOptions(inf), BadUsage, "a search of inf s", "budget_s", "more than 0"),
+    "no search": (lambda g: api.SearchOptions(nan), BadUsage, "a search of nan s", "budget_s", "more than 0"),
+    "search back": (lambda g: api.SearchOptions(-1), BadUsage, "a search of -1 s", "budget_s", "more than 0"),
+    "proposals": (lambda g: api.SearchOptions(proposals=0), BadUsage, "0 proposals", "proposals", "at least one"),
     "partitions": (lambda g: g.compile(partitions="two"), BadUsage, "'two'", "partitions=...", "whole number"),
     "without": (lambda g: g.compile(without=["no"]), BadUsage, "['no']", "without=...", "local-aggregation"),
     "aggregation": (lambda g: g.compile(aggregation="sum"), BadUsage, "'sum'", "aggregation=...", "Aggregation"),
     "rounding": (lambda g: g.compile(round_sums="float8"), BadUsage, "'float8'", "round_sums=...", "'float16'"),
     "bytes at once": (lambda g: g.compile(recompute_bytes="1GB"), BadUsage, "'1GB'", "recompute_bytes", "whole"),
+    "no bytes": (lambda g: g.compile(recompute_bytes=-1), BadUsage, "-1 bytes are no", "recompute_bytes", "at least 1"),
+    "no batch": (lambda g: g.compile(sizes={"b": 0}), BadUsage, "b = 0 is no size", "sizes", "at least 1"),
+    "inspected": (lambda g: api.inspect(g.train, sizes={"b": -1}), BadUsage, "b = -1 is no size", "sizes", ""),
     "profile": (lambda g: g.compile(profile="no.json"), BadProfile, "cannot be read", "no.json", ""),
     "flag": (lambda g: g.compile(asynchronous="yes"), BadUsage, "'yes'", "asynchronous=...", "True or False"),
     "search's": (lambda g: api.search(g.train, CLUSTER, {}), BadUsage, "{} is not", "search(options=...)", "Options"),
@@ -138,6 +147,7 @@ CASES: Mapping[str, Case] = {
     "no loss": (lambda g: g.build(loss="hinge"), BadUsage, "'hinge'", "--loss", "logits"),
     "optimizer": (lambda g: g.build(optimizer="sgd"), BadUsage, "'sgd' is not an optimizer", "optimizer", "partc.SGD"),
     "rate": (lambda g: g.build(optimizer=api.SGD("x")), BadUsage, "'x'", "SGD, lr", "number"),
+    "no label": (lambda g: g.build(ignore_index=10**30), BadUsage, "is not a label", "--ignore-index", "64 bits"),
     "batch size": (lambda g: g.build(batch_size="x"), BadUsage, "'x'", "batch_size=...", "'dynamic'"),
     "partitioner": (lambda g: api.get_partitioner("x"), BadUsage, "'x'", "min_partitions=...", "whole number"),
     "inputs": (lambda g: api.create_num_shards_and_shard_id(3), BadUsage, "too many", "create_num_shards", ""),
@@ -155,6 +165,14 @@ CASES: Mapping[str, Case] = {
     "half steps": (lambda g: g.run(steps=1.5), BadUsage, "1.5", "steps=...", "a whole number"),
     "initial": (lambda g: g.run(initial={"q": X}, steps=1, sizes={"q": 3}), BadUsage, "'q'", "sizes", "leave it out"),
     "read after": (lambda g: g.run(read_after=[7]), BadUsage, "no step 7 of 1", "read_after", "from 1"),
+    "no range": (lambda g: g.run(steps=9, traced_steps=((5, 2),)), BadUsage, "5 to 2", "--trace-steps", "the first"),
+    "no last": (lambda g: g.run(traced_steps=-1), BadUsage, "the last -1 steps", "--trace-steps", "how many"),
+    "half a range": (lambda g: g.run(traced_steps=((5,),)), BadUsage, "((5,),) is not", "traced_steps", "a tuple"),
+    "no end": (lambda g: g.run(timeout_s=inf), BadUsage, "a timeout of inf s", "--timeout", "more than 0"),
+    "size": (lambda g: g.run(sizes={"b": 0}), BadUsage, "b = 0 is no size", "sizes", "at least 1"),
+    "restarts": (lambda g: g.run(worker_restarts=-1), BadUsage, "-1 restarts", "worker_restarts", "0 or more"),
+    "saves": (lambda g: Checkpoints("here", 0), BadUsage, "every_steps of 0", "Checkpoints.every_steps", "more than 0"),
+    "kept": (lambda g: Checkpoints("here", keep=-1), BadUsage, "keep of -1", "Checkpoints.keep", "more than 0"),
     "outputs": (lambda g: g.run(outputs="some"), BadUsage, "'some'", "outputs=...", "use one of none, loss, all"),
     "seed": (lambda g: g.run(seed="x"), BadUsage, "'x'", "seed=...", "a whole number"),
     "checkpoints": (lambda g: g.run(checkpoints="here"), BadUsage, "'here'", "checkpoints=...", "Checkpoints"),
@@ -165,6 +183,9 @@ CASES: Mapping[str, Case] = {
     # Parallax's interface
     "config": (lambda g: g.start({"sync": True}), BadUsage, "{'sync': True}", "config=...", "ParallaxConfig"),
     "its field": (lambda g: g.start(api.ParallaxConfig(strategy=3)), BadUsage, "3", "ParallaxConfig.strategy", "text"),
+    "its wait": (
+        lambda g: api.ParallaxConfig(timeout_s=nan), BadUsage, "a timeout of nan s", "ParallaxConfig.timeout_s", "than 0",
+    ),
     "feeds": (lambda g: g.start(data=3), BadUsage, "3 is not", "data=...", "ShardedData"),
     "resources": (lambda g: api.get_runner(g.train, "no.txt"), BadCluster, "cannot be read", "no.txt", "path"),
     "no function": (lambda g: api.parallel_run(g.train, None, CLUSTER), BadUsage, "None", "run=...", "a function"),
