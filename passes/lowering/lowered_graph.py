@@ -270,8 +270,10 @@ class LoweredGraph:
         self.nodes.append(gs.Node(op, name, attributes, inputs, outputs, domain=COMMUNICATION_DOMAIN))
 
     def _is_alone(self, attributes: Mapping[str, Any]) -> bool:
-        sizes = (self.meshes.size(attributes["site"], axis) for axis in attributes["axes"])
-        return prod(sizes) == 1 and attributes.get("to", attributes["site"]) == attributes["site"]
+        site = attributes["site"]
+        if site == "server" or attributes.get("to", site) != site:
+            return False  # how many servers there are is not known yet
+        return prod(self.meshes.size(site, axis) for axis in attributes["axes"]) == 1
 
     def _keep(
         self,
