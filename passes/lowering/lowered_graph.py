@@ -283,6 +283,7 @@ class LoweredGraph:
         site: Site,
     ) -> None:
         """Let the only member of a group have what it gives; `counts`: the rows of it."""
+        nodes: list[tuple[str, gs.Tensor, gs.Variable, dict[str, int]]]
         nodes = [("Identity", *pair, {}) for pair in zip(values, results, strict=True)]
         if counts is not None:
             nodes.append(("Shape", values[0], counts, {"start": 0, "end": 1}))

@@ -35,6 +35,7 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.long
 def test_the_papers_size_compiles_for_48_gpus_in_little_memory_and_room(tmp_path: Path) -> None:
     forward, train, out = tmp_path / "lm.onnx", tmp_path / "train.onnx", tmp_path / "out"
     done("model", "lm", "-o", forward)

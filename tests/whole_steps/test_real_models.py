@@ -45,6 +45,7 @@ def test_an_old_model_trains_on_four_ranks_as_on_one_device(
     assert shown is None or shown[1] == shown[2]
 
 
+@pytest.mark.long
 def test_a_batch_left_open_gets_its_size_when_compiled(tmp_path: Path) -> None:
     train, out = tmp_path / "train.onnx", tmp_path / "out"
     done("grad", LIGHT / "light_squeezenet.onnx", *LOSS, "--batch-size", "dynamic", "-o", train)

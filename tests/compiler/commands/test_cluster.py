@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from partc.cost.cluster.cluster import encode_cluster, read_cluster
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.checks.command_line import CLUSTER, done, make_mlp, partc, refused
 
 
+@pytest.mark.long
 def test_a_measured_cluster_can_be_compiled_for(tmp_path: Path) -> None:
     told = done("cluster", "measure", CLUSTER, "-o", tmp_path / "measured.json")
 

@@ -123,6 +123,7 @@ def test_the_plan_itself_is_the_same_whether_changes_are_priced_or_not(
     assert what_if.plan.step_s == beside.predicted_step_s == without.predicted_step_s
 
 
+@pytest.mark.long
 def test_changes_are_priced_with_as_many_micro_batches_under_way_as_there_is_memory_for(
     tmp_path: Path,
 ) -> None:

@@ -122,6 +122,7 @@ def compile_sampled(folder: Path, out: str) -> None:
     done("compile", folder / "t.onnx", "-c", CLUSTER, *sample, "-o", folder / out)
 
 
+@pytest.mark.long
 def test_words_touch_fewer_rows_than_equal_draws_and_the_choice_follows(folder: Path) -> None:
     """Drawn alike, 3000 samples touch most of 2000 rows: AllReduce. As words are drawn, they do not."""
     methods = [

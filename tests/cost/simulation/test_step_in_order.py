@@ -61,6 +61,7 @@ def graph_of(
     return graph
 
 
+@pytest.mark.long
 def test_what_leads_on_goes_before_what_is_ready_first() -> None:
     assert graph_of(LEADS_ON, SOURCES).full() == 11.5
     assert graph_of(LEADS_ON, SOURCES, [0, 1, 2, 3, 4]).full() == 11.5

@@ -7,10 +7,10 @@ from partc.passes.scheduling.write_segments import row_shape
 
 
 def test_a_value_that_the_user_calls_counts_keeps_the_width_of_its_rows() -> None:
-    graph, int64 = LoweredGraph(data_parallel(1).meshes), np.dtype(np.int64)
+    graph, int64 = LoweredGraph(data_parallel(2).meshes), np.dtype(np.int64)
     pieces, whole = gs.Variable("words", dtype=int64), gs.Variable("words.counts", dtype=int64)
     sizes = gs.Variable("words.sizes", dtype=int64)
-    graph.communicate("AllGatherRows", [pieces], [whole], received_counts=sizes)
+    graph.communicate("AllGatherRows", [pieces], [whole], received_counts=sizes, site="worker", axes=(0,))
 
     (node,) = graph.nodes
 
