@@ -201,9 +201,7 @@ class _Watch:
 
     def _all_well(self) -> bool:
         ended = self._supervisor.roster.ended()
-        return (
-            not self._supervisor.roster.living() and all(e.code == 0 for e in ended.values()) and bool(ended)
-        )
+        return not self._supervisor.roster.living() and all(e.is_well for e in ended.values()) and bool(ended)
 
     def _forward(self) -> None:
         """Hand progress on, and log the rest."""
@@ -278,7 +276,7 @@ def error_of(trouble: Trouble, log: Path) -> PartcError:
 
 
 _FIXES = {
-    "killed": "see who killed it; a kill without a word is often a lack of memory",
+    "killed": "see who killed it, or what called exit(); a kill without a word is often a lack of memory",
     "failed": "see what it says",
     "hung": "see what stopped it: a signal, a frozen container, a disk that does not answer",
     "stuck": "see what it is at; raise the timeout if steps are this long",

@@ -28,6 +28,7 @@ from partc.runtime.supervision.messages import (
     STARTER_GONE,
     Beat,
     Ended,
+    Finished,
     MemberFailure,
     Order,
     Position,
@@ -166,7 +167,7 @@ class _Keeper:
 
     def _leave(self, ended: Ended) -> int:
         """Tell how the member ended, and wait to be let go: MPI ends all others when this process goes."""
-        if ended.code != 0:
+        if not ended.is_well:
             remove_segments(self._member.segments)
         is_told, deadline_s = False, time.monotonic() + _LAST_S
         while time.monotonic() < deadline_s and (self._stays or not self._line.is_cut()):
@@ -175,7 +176,9 @@ class _Keeper:
             order = self._line.receive(self._beat_s, None)
             if order is not None and order.what == "end":
                 break
-        return ended.code if ended.code >= 0 else 128 - ended.code
+        if ended.code < 0:
+            return 128 - ended.code
+        return ended.code or int(not ended.has_finished)  # MPI ends all others for whatever is not 0
 
 
 class _Member:
@@ -190,6 +193,7 @@ class _Member:
         self._track = process.track
         self._told_position = Position()
         self._failure: MemberFailure | None = None
+        self._has_finished = False
         self._rest = b""
         self._has_beaten = False
         self._still_s = 0.0
@@ -260,7 +264,8 @@ class _Member:
         self._read()
         code = os.waitstatus_to_exitcode(status)
         peak_bytes = _peak_bytes(usage)
-        return Ended(code, time.time(), self._position, peak_bytes, self._failure, by_keeper)
+        failure, has_finished = self._failure, self._has_finished
+        return Ended(code, time.time(), self._position, peak_bytes, failure, by_keeper, has_finished)
 
     def read_printed(self) -> bytes:
         """Return what it has printed since; nothing if that is nothing."""
@@ -302,11 +307,14 @@ class _Member:
             message = SAID.decode(line)
         except msgspec.MsgspecError:
             return False
-        if isinstance(message, MemberFailure):
-            self._failure = message
-        else:
-            self._told_position = message
-            self._has_beaten = True
+        match message:
+            case MemberFailure():
+                self._failure = message
+            case Finished():
+                self._has_finished = True
+            case Position():
+                self._told_position = message
+                self._has_beaten = True
         return True
 
 

@@ -4,6 +4,7 @@ A *member* is a process of the job: a rank, or a server or worker of asynchronou
 
     member -> keeper        Position   where it is, a few times a second      (a pipe, lines of JSON)
                             MemberFailure  why it stops by itself
+                            Finished   that it has done what it was to do: an exit code of 0 is no sign of it
                             its place to the instruction                      (track_memory.py)
     keeper -> supervisor    Beat       its member's last position, and how long there was no sign of life
                             Printed    what its member prints
@@ -41,6 +42,10 @@ class MemberFailure(Record, frozen=True, tag="failure"):
     is_echo: bool = False  # what others' end does to this one
 
 
+class Finished(Record, frozen=True, tag="finished"):
+    """A member has done what it was to do, and will end."""
+
+
 class Beat(Record, frozen=True, tag="beat"):
     """A keeper is there, and its member. `still_s`: for how long the member showed no sign of life."""
 
@@ -55,7 +60,7 @@ class Beat(Record, frozen=True, tag="beat"):
 class Ended(Record, frozen=True, tag="ended"):
     """A member has ended. `code`: its exit code, or minus the signal's number.
 
-    `by_keeper`: why the keeper itself ended it, if it did.
+    `by_keeper`: why the keeper itself ended it, if it did. `has_finished`: whether the member said so.
     """
 
     code: int
@@ -64,6 +69,12 @@ class Ended(Record, frozen=True, tag="ended"):
     peak_bytes: int
     failure: MemberFailure | None = None
     by_keeper: str = ""
+    has_finished: bool = False
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it ended by itself when it had done what it was to do."""
+        return self.code == 0 and self.has_finished
 
 
 class Printed(Record, frozen=True, tag="printed"):
@@ -93,7 +104,7 @@ class Rendezvous(Record, frozen=True):
     folders: tuple[str, ...] = ()  # temporary ones, to be removed by whoever outlives the launcher
 
 
-Said = Position | MemberFailure
+Said = Position | MemberFailure | Finished
 Reported = Beat | Printed | Ended | StopRequested
 
 SAID = msgspec.json.Decoder(Said)

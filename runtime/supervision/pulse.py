@@ -16,7 +16,7 @@ import msgspec
 
 from partc.runtime.errors import PartcError, RankFailed
 from partc.runtime.log import printable
-from partc.runtime.supervision.messages import MemberFailure, Position, Said
+from partc.runtime.supervision.messages import Finished, MemberFailure, Position, Said
 from partc.runtime.supervision.process_state import PULSE
 
 BEAT_S = 0.25
@@ -48,8 +48,9 @@ class Pulse:
             threading.Thread(target=self._beat, args=(position,), daemon=True, name="pulse").start()
 
     def end(self) -> None:
-        """Stop telling: training is over, and this process ends by itself."""
+        """Tell that training is over, the last word: this process ends by itself."""
         self._ended.set()
+        self._tell(Finished())
         with self._telling:
             if self._pipe is not None:
                 os.close(self._pipe)

@@ -281,12 +281,13 @@ class Roster:
         if ended.by_keeper:
             cause = _cause("lost", member, f"was ended: {ended.by_keeper}")
             return Trouble(cause, True, member.ended_s, ended.time_s, ended)
-        if ended.code == 0 or (self.is_stopping and ended.code == -signal.SIGTERM):
+        if ended.is_well or (self.is_stopping and ended.code == -signal.SIGTERM):
             return None
         # An exit without a word, and abort(), are how MPI answers the end of another rank; or it crashes.
         is_crash = ended.code in _CRASHES and ended.position.awaits
         is_echo = ended.code > 0 or ended.code == -signal.SIGABRT or is_crash
-        cause = _cause("killed", member, f"died: {how(ended.code)}")
+        untold = "" if ended.code else ", without a report"
+        cause = _cause("killed", member, f"died: {how(ended.code)}{untold}")
         return Trouble(cause, is_echo, member.ended_s, ended.time_s, ended)
 
     def _standstill(self, members: list[_Member], limit_s: float) -> list[Trouble]:

@@ -165,7 +165,7 @@ class Supervisor:
         while any(map(is_running, processes)) and time.monotonic() < deadline_s:
             self.watch(0.02)
         _kill(filter(is_running, processes))
-        if any(ended.code for ended in self.roster.ended().values()) or self.roster.living():
+        if not all(ended.is_well for ended in self.roster.ended().values()) or self.roster.living():
             remove_segments({name for beat in here for name in beat.segments})
 
     def __enter__(self) -> "Supervisor":
@@ -252,7 +252,7 @@ class Supervisor:
                 self.roster.hear_beat(name, reported)
             case Ended():
                 self.roster.hear_end(name, reported)
-                if reported.code == 0:
+                if reported.is_well:
                     self.order("end", [name])
             case Printed(text=text):
                 *whole, self._rest[name] = (self._rest[name] + text).split(b"\n")

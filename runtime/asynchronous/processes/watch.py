@@ -123,9 +123,9 @@ class SessionsWatch:
             self._forward()
             self._supervisor.watch(_LOOK_S)
             ended = self._supervisor.roster.ended()
-            if servers <= ended.keys() or any(ended[name].code for name in servers & ended.keys()):
+            if servers <= ended.keys() or not all(ended[name].is_well for name in servers & ended.keys()):
                 break
-        if self._saved_step is not None and all(name in ended and ended[name].code == 0 for name in servers):
+        if self._saved_step is not None and all(name in ended and ended[name].is_well for name in servers):
             self._tell(
                 f"what was trained is saved, after step {self._saved_step}: --resume goes on from there"
             )
@@ -139,7 +139,7 @@ class SessionsWatch:
             self._stop.look()
         roster = self._supervisor.roster
         for name, ended in roster.ended().items():
-            if ended.code == 0:
+            if ended.is_well:
                 self._ended_well(name)
             elif self._stop.number and name in self._training:  # before it could hear that it is to stop
                 self._dismiss(name)

@@ -75,6 +75,13 @@ def test_the_killing_of_a_worker_stops_no_other_and_is_reported(additive: PlanFo
     assert list(additive.path.glob(".run-*")) == []
 
 
+def test_a_worker_that_leaves_with_exit_code_0_is_lost_as_others_are(additive: PlanFolder) -> None:
+    result = Runner(additive).train(data_of_workers_that_end("os._exit(0)"), 6, timeout_s=60)
+
+    assert result.lost_workers == ("worker 1 (host0/host0/cpu1) died: exit code 0, without a report",)
+    assert len(result.outputs) == 6
+
+
 def test_the_death_of_a_server_ends_the_run(additive: PlanFolder) -> None:
     def kill_server(progress: Progress) -> None:
         for found in job_processes(additive.path):

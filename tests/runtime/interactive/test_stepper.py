@@ -123,6 +123,23 @@ def test_a_rank_that_is_killed_is_named(shared: Path) -> None:
             stepper.run("loss", per_replica(stepper, BATCH))
 
 
+def test_a_rank_that_leaves_with_exit_code_0_is_named(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaving_data.py").write_text(
+        "import os, time\n"
+        "def batches():\n"
+        "    if os.environ['PMI_RANK'] == '1':\n"
+        "        os._exit(0)\n"
+        "    time.sleep(60)\n"
+        "    yield {}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    with pytest.raises(RankFailed, match=r"rank 1 died: exit code 0, without a report\n  at:  rank 1 "):
+        Stepper(shared, data="leaving_data:batches").run("loss")
+
+
 def _send_for_ever(stepper: Stepper, rank: int) -> None:
     while True:
         stepper._ranks.send(rank, Read("W"), {})

@@ -157,6 +157,43 @@ def test_a_rank_that_dies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (caught.value.cause.kind, caught.value.cause.member) == ("killed", "rank 1")
 
 
+LEAVING = """
+import os
+import numpy as np
+
+def batches():
+    yield {"x": np.ones((8, 3)), "y": np.ones((8, 2))}
+    if os.environ["PMI_RANK"] in RANKS:
+        os._exit(CODE)
+    while True:
+        yield {"x": np.ones((8, 3)), "y": np.ones((8, 2))}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code", "said"),
+    [
+        ("1", 0, "exit code 0, without a report"),
+        ("01", 0, "exit code 0, without a report"),
+        ("0", 3, "exit code 3"),
+    ],
+    ids=["one of two, 0", "both, 0", "one of two, 3"],
+)
+def test_a_rank_that_leaves_in_mid_training_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: str, code: int, said: str
+) -> None:
+    text = LEAVING.replace("RANKS", repr(ranks)).replace("CODE", str(code))
+    (tmp_path / "leaving_batches.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = linear_all_reduce(tmp_path / "out", 2)
+
+    with pytest.raises(
+        RankFailed,
+        match=rf"rank [{ranks}] died: {said}\n  at:  rank [{ranks}] \(alpha.*\), step 1, .*\n.*run.log",
+    ):
+        Runner(folder).train("leaving_batches:batches", 5)
+
+
 def test_what_goes_wrong_in_a_daemon_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "odd_batches.py").write_text("def fail():\n    raise RuntimeError('no connection')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -58,7 +58,7 @@ def test_keepers_are_let_go_when_all_have_ended() -> None:
     stop = asked(supervisor)
     here(supervisor, "rank 0", step=7)
     stop.look()
-    supervisor.roster.hear_end("rank 0", Ended(0, 0.0, Position(7), 0))
+    supervisor.roster.hear_end("rank 0", Ended(0, 0.0, Position(7), 0, has_finished=True))
     stop.look()
 
     assert supervisor.orders[-1] == ("end", ["rank 0"])

@@ -149,6 +149,14 @@ def test_a_good_end_is_none_of_these(keep: Callable[..., Kept]) -> None:
     assert kept.keeper.wait(WITHIN_S) == 0
 
 
+def test_an_exit_with_0_is_no_good_end_where_nothing_was_finished(keep: Callable[..., Kept]) -> None:
+    kept = keep("os._exit(0)")
+
+    assert kept.cause().reason == "died: exit code 0, without a report"
+    kept.supervisor.order("end", ["one"])
+    assert kept.keeper.wait(WITHIN_S) == 1, "what started it is to see that it failed"
+
+
 def test_a_stopped_process_hangs_and_wakes_no_more(keep: Callable[..., Kept]) -> None:
     kept = keep(hung_s=SOON_S)
     child = kept.child()
@@ -171,7 +179,7 @@ def test_a_process_that_computes_and_cannot_tell_does_not_hang(keep: Callable[..
 
 
 def test_a_stop_is_handed_on_as_a_signal(keep: Callable[..., Kept]) -> None:
-    kept = keep("signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(60)")
+    kept = keep("signal.signal(signal.SIGTERM, lambda *_: sys.exit(pulse.end())); time.sleep(60)")
     kept.child()
     time.sleep(0.5)
 

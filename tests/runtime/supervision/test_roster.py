@@ -23,8 +23,14 @@ def beat(step: int = 1, at: str = "a.onnx", awaits: bool = False, still_s: float
     return Beat(7, 6, "here", Position(step, at, awaits, "cpu0"), still_s)
 
 
-def ended(code: int, time_s: float = 0.0, failure: MemberFailure | None = None, by_keeper: str = "") -> Ended:
-    return Ended(code, time_s, Position(3, "a.onnx", False, "cpu0"), 10**9, failure, by_keeper)
+def ended(
+    code: int,
+    time_s: float = 0.0,
+    failure: MemberFailure | None = None,
+    by_keeper: str = "",
+    has_finished: bool = False,
+) -> Ended:
+    return Ended(code, time_s, Position(3, "a.onnx", False, "cpu0"), 10**9, failure, by_keeper, has_finished)
 
 
 def failure(what: str, is_echo: bool = False) -> MemberFailure:
@@ -42,10 +48,22 @@ def blamed(made: Roster) -> list[tuple[str, str]]:
 
 def test_who_runs_or_has_ended_well_is_in_no_trouble() -> None:
     made = roster()
-    made.hear_end("rank 1", ended(0))
+    made.hear_end("rank 1", ended(0, has_finished=True))
 
     assert blamed(made) == []
     assert made.living() == ["rank 0", "rank 2"]
+
+
+def test_who_leaves_with_exit_code_0_before_it_has_finished_is_to_blame() -> None:
+    made = roster()
+    made.hear_end("rank 0", ended(1, 0.0, failure("MPI error", is_echo=True)))
+    made.pass_time(100.1)
+    made.hear_end("rank 1", ended(0, 5.0))
+
+    first, _ = made.troubles()
+
+    assert (first.cause.kind, first.cause.member, first.cause.step) == ("killed", "rank 1", 3)
+    assert first.cause.reason == "died: exit code 0, without a report"
 
 
 def test_a_death_is_told_with_its_place() -> None:
