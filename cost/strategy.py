@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from partc.runtime.errors import BadStrategy
-from partc.runtime.plan.plan_json import NOT_DECODED
+from partc.runtime.plan.plan_json import NOT_DECODED, why_not_decoded
 from partc.runtime.plan.program import Aggregation, Rounding
 from partc.runtime.plan.record import Record
 from partc.runtime.whole_file import write_whole
@@ -165,14 +165,16 @@ def write_strategy(strategy: Strategy, path: Path) -> None:
 
 def read_strategy(path: Path) -> Strategy:
     """Read strategy.json. Raises BadStrategy; `strategy_check.check_strategy` holds it to a model."""
+    text = b""
     try:
-        strategy = msgspec.json.decode(path.read_bytes(), type=Strategy)
+        text = path.read_bytes()
+        strategy = msgspec.json.decode(text, type=Strategy)
     except OSError as error:
         raise BadStrategy(
             f"cannot be read: {error.strerror}", at=str(path), fix="give the path of a strategy file"
         ) from error
     except NOT_DECODED as error:
-        what, _, where = str(error).partition(" - at ")
+        what, _, where = why_not_decoded(error, text).partition(" - at ")
         raise BadStrategy(
             what,
             at=f"{path}: {where.strip('`') or 'the file as a whole'}",

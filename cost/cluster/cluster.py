@@ -28,7 +28,7 @@ from partc.cost.cluster.detect_gpus import gpus_of
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.asynchronous.sessions.session import SESSION_HOST
 from partc.runtime.errors import BadCluster
-from partc.runtime.plan.plan_json import NOT_DECODED
+from partc.runtime.plan.plan_json import NOT_DECODED, why_not_decoded
 from partc.runtime.plan.program import Site
 from partc.runtime.plan.record import Record
 
@@ -72,7 +72,7 @@ def read_cluster(path: Path) -> Cluster:
             fix="compare with examples/cluster-2x2.json and with cost/cluster.schema.json",
         ) from error
     except NOT_DECODED as error:
-        raise BadCluster(f"not JSON: {error}", at=str(path), fix="mend the file's syntax") from error
+        raise BadCluster(why_not_decoded(error, text), at=str(path), fix="mend the file's syntax") from error
     except BadCluster as error:
         raise BadCluster(error.what, at=f"{path}: {error.at}", fix=error.fix) from error
 

@@ -15,6 +15,7 @@ LONGEST_S = 3600.0
 _RANKS_OWN = ("PMI_", "PMIX_", "OMPI_COMM_", "SLURM_PROCID", "PARTC_PULSE", "PARTC_ENTERED")
 MOST_THREADS = 1 << 16
 MOST_FLOPS_PER_S = 1e18
+_ADDRESS = re.compile(r"\w[\w.-]*")
 LEAST_CORES = 1e-3  # what Kubernetes and cgroups count quotas in
 
 Named = list[tuple[str, str]]  # (name, where it is given)
@@ -56,11 +57,26 @@ def _check_host(host: Host, at: str) -> None:
             at=f"{at}: cores",
             fix=f"write {LEAST_CORES} to {MOST_THREADS}: what its ranks may use, or leave it out",
         )
+    _check_address(host.address, f"{at}: address")
     for i, device in enumerate(host.devices):
         _check_device(device, f"{at}: devices[{i}] ({device.name})")
     _check_gpu_indices(host, at)
     _check_memory_of_cpus(host, at)
     _check_processes(host, at)
+
+
+def _check_address(address: str, at: str) -> None:
+    """Refuse what no launcher and no ssh would take for one host's name."""
+    if _ADDRESS.fullmatch(address):
+        return
+    is_ipv6 = address.count(":") > 1
+    raise BadCluster(
+        f"{address!r} is an IPv6 address, which ranks do not listen at"
+        if is_ipv6
+        else f"{address!r} names no host",
+        at=at,
+        fix="write the host's name as the network or ~/.ssh/config knows it, or its IPv4 address",
+    )
 
 
 def _check_device(device: Device, at: str) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from partc.cost.cluster.cluster import Cluster, ClusterRank, ranks_of
 from partc.cost.cluster.profiles import profiles_sha256
 from partc.runtime.errors import BadProfile
-from partc.runtime.plan.plan_json import NOT_DECODED
+from partc.runtime.plan.plan_json import NOT_DECODED, why_not_decoded
 from partc.runtime.plan.record import Record
 
 PROFILE_FORMAT = "partc-profile/1"
@@ -86,13 +86,15 @@ class Profile(Record, frozen=True):
 
 def read_profile(path: Path) -> Profile:
     """Read profile.json. Raises BadProfile."""
+    text = b""
     try:
-        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+        text = path.read_bytes()
+        profile = msgspec.json.decode(text, type=Profile)
     except OSError as error:
         fix = "give a file that `partc profile` wrote"
         raise BadProfile(f"cannot be read: {error.strerror}", at=str(path), fix=fix) from error
     except NOT_DECODED as error:
-        what, _, where = str(error).partition(" - at ")
+        what, _, where = why_not_decoded(error, text).partition(" - at ")
         raise BadProfile(
             what,
             at=f"{path}: {where.strip('`') or 'the file as a whole'}",

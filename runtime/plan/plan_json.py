@@ -1,6 +1,7 @@
 """plan.json: a plan as bytes and back, sealed with its own hash."""
 
 import hashlib
+import re
 from pathlib import Path
 
 import msgspec
@@ -8,8 +9,21 @@ import msgspec
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.program import PLAN_FORMAT, Plan
 
+_NOT_FINITE = re.compile(rb"-?(?:Infinity|NaN)")  # as Python's json writes them
 # What decoding a damaged JSON file raises: of strings that are no UTF-8, and of endless nesting, too.
 NOT_DECODED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
+
+
+def why_not_decoded(error: Exception, text: bytes) -> str:
+    """Return what is wrong with a JSON file: with the line, where the decoder names a byte."""
+    found = re.search(r"\(byte (\d+)\)$", str(error))
+    if found is None:
+        return str(error) if isinstance(error, msgspec.ValidationError) else f"not JSON: {error}"
+    place = int(found[1])
+    line = text.count(b"\n", 0, place) + 1
+    if _NOT_FINITE.match(text, place) or _NOT_FINITE.match(text, max(place - 1, 0)):
+        return f"line {line}: a number that is not finite, which JSON has none of"
+    return f"not JSON: {error}, line {line}"
 
 
 def encode_plan(plan: Plan) -> bytes:

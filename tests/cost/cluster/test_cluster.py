@@ -231,6 +231,44 @@ def test_a_file_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> None:
         read_cluster(tmp_path / "elsewhere.json")
 
 
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
+def test_a_number_that_is_not_finite_is_refused_with_its_line(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(f'{{"format": "partc-cluster/1",\n "name": "x",\n "links": [{number}]}}')
+
+    with pytest.raises(BadCluster, match=r"line 3: a number that is not finite"):
+        read_cluster(path)
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("::1", "IPv6"),
+        ("fe80::1%eth0", "IPv6"),
+        ("10.0.0.1:5", "names no host"),
+        ("root@10.0.0.1", "names no host"),
+        ("10.0.0.1,10.0.0.2", "names no host"),
+        ("10.0.0.1;touch x", "names no host"),
+        ("", "names no host"),
+    ],
+)
+def test_an_address_that_is_no_hosts_is_refused(address: str, why: str) -> None:
+    host = Host("h", (Device("h/cpu0", "cpu", "cpu-core"),), memory_bytes=2**30, address=address)
+
+    with pytest.raises(BadCluster, match=why) as caught:
+        Cluster(CLUSTER_FORMAT, "c", (host,))
+    assert caught.value.at == "hosts[0] (h): address"
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost", "10.0.0.1", "node_1", "gpu-3.example.org", "rechner-ä"]
+)
+def test_what_networks_call_hosts_is_an_address(address: str) -> None:
+    host = Host("h", (Device("h/cpu0", "cpu", "cpu-core"),), memory_bytes=2**30, address=address)
+
+    assert Cluster(CLUSTER_FORMAT, "c", (host,)).hosts == (host,)
+
+
 # ---------------------------------------------------------------- resource files
 
 
