@@ -260,9 +260,7 @@ def test_an_address_that_is_no_hosts_is_refused(address: str, why: str) -> None:
     assert caught.value.at == "hosts[0] (h): address"
 
 
-@pytest.mark.parametrize(
-    "address", ["localhost", "10.0.0.1", "node_1", "gpu-3.example.org", "rechner-ä"]
-)
+@pytest.mark.parametrize("address", ["localhost", "10.0.0.1", "node_1", "gpu-3.example.org", "rechner-ä"])
 def test_what_networks_call_hosts_is_an_address(address: str) -> None:
     host = Host("h", (Device("h/cpu0", "cpu", "cpu-core"),), memory_bytes=2**30, address=address)
 
