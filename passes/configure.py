@@ -69,12 +69,6 @@ def _wishes_and_samples(
     last = {node.name: (number, config, node) for number, config, nodes in splitting for node in nodes}
     placing = [entry for entry in entries if entry[1].stage is not None or entry[1].devices]
     placed_by = {node.name: number for number, _, nodes in placing for node in nodes}
-    _check_holds(
-        "split",
-        [entry for entry in splitting if entry[1].split is not None],
-        {number for number, _, _ in last.values()},
-    )
-    _check_holds("placed", placing, set(placed_by.values()))
     wishes: dict[str, dict[int, Wish]] = {}
     samples: dict[str, str] = {}
     for name, (number, config, node) in last.items():
@@ -92,17 +86,6 @@ def _wishes_and_samples(
         if BATCH in split and mesh.size(REPLICAS) > 1:
             samples[name] = f"{at}: split: {BATCH}"
     return wishes, samples
-
-
-def _check_holds(what: str, entries: Iterable[OperatorEntry], holding: Collection[int]) -> None:
-    """Refuse an entry of which nothing holds: of those that fit an operator the last does."""
-    for number, config, _ in entries:
-        if number not in holding:
-            raise BadStrategy(
-                f"all that {config.op!r} fits is {what} by later entries",
-                at=f"ops[{number}]",
-                fix="write one entry with all that is to hold; patterns go before the names that they fit",
-            )
 
 
 def _named_split(config: OpConfig, strategy: Strategy, mesh: Mesh, at: str) -> dict[str, int | str]:

@@ -131,17 +131,7 @@ def test_an_axis_that_an_op_keeps_whole_is_refused(tmp_path: Path) -> None:
         compiled(tmp_path / "again", ops=(OpConfig(softmax, {"out:1": "tensor"}),))
 
 
-def test_an_entry_of_which_nothing_holds_is_refused(tmp_path: Path) -> None:
-    name = product(compiled(tmp_path / "plain"))
-    by_columns, by_rows = OpConfig(name, {"out:1": "tensor"}), OpConfig(name, {"batch": "data"})
-
-    for ops in ((by_columns, by_rows), (by_columns, OpConfig("*", {"batch": "data"}))):
-        with pytest.raises(BadStrategy, match="is split by later entries") as refused:
-            compiled(tmp_path / "again", ops=ops)
-        assert refused.value.at == "ops[0]"
-
-
-def test_a_name_goes_before_the_patterns_that_come_first(tmp_path: Path) -> None:
+def test_of_a_pattern_and_a_name_the_last_holds(tmp_path: Path) -> None:
     name = product(compiled(tmp_path / "plain"))
     ops = (OpConfig("*", {"batch": "data"}), OpConfig(name, {"out:1": "tensor"}))
 
