@@ -24,12 +24,6 @@ _MOVING = frozenset(
 )
 
 
-def halves_of(typed: onnx.GraphProto) -> set[str]:
-    """Return the names of the float16 values, of a graph with shapes inferred."""
-    values = (*typed.input, *typed.value_info, *typed.output)
-    return {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT16}
-
-
 def has_halves(model: onnx.ModelProto) -> bool:
     """Tell whether something of a model may be float16: what it is given, or what it casts to."""
     given = (*model.graph.input, *model.graph.value_info)
@@ -43,7 +37,7 @@ def has_halves(model: onnx.ModelProto) -> bool:
 
 def round_halves(model: onnx.ModelProto, typed: onnx.ModelProto) -> int:
     """Round the float16 values of a model in place; `typed`: with shapes inferred. Return how many."""
-    graph, halves = model.graph, halves_of(typed.graph)
+    graph, halves = model.graph, _halves_of(typed.graph)
     computed = [node for node in graph.node if node.op_type not in _MOVING or node.domain]
     rounded = {name for node in computed for name in node.output if name in halves}
     if not rounded:
@@ -55,6 +49,12 @@ def round_halves(model: onnx.ModelProto, typed: onnx.ModelProto) -> int:
     del graph.node[:]
     graph.node.extend(nodes)
     return len(rounded)
+
+
+def _halves_of(typed: onnx.GraphProto) -> set[str]:
+    """Return the names of the float16 values, of a graph with shapes inferred."""
+    values = (*typed.input, *typed.value_info, *typed.output)
+    return {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT16}
 
 
 def _rounding(

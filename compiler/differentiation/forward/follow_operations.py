@@ -11,14 +11,13 @@ others there is too little.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from itertools import count
 
 import onnx
 from onnx import helper
 
 from partc.compiler.differentiation.forward.expand_ops import names_in
 from partc.compiler.differentiation.parameters.exporter_facts import operation_of
+from partc.passes.graph.operation_builder import OperationBuilder
 from partc.runtime.errors import UnsupportedModel
 
 # Its arguments are tensors, whether the batch's own statistics count, and the share that they are given.
@@ -47,10 +46,10 @@ def follow_operations(model: onnx.ModelProto) -> onnx.ModelProto:
     normalising = {p: graph.node[p] for p in momentum if graph.node[p].op_type == "BatchNormalization"}
     _check_kept(graph, momentum, {operation_of(node) for node in normalising.values()})
     readers = Counter(name for node in graph.node for name in node.input)
-    taken = names_in(graph)
+    names = OperationBuilder(names_in(graph))
     for place, node in normalising.items():
         if not any(attribute.name == "training_mode" and attribute.i for attribute in node.attribute):
-            _train(node, momentum[place], readers, taken)
+            _train(node, momentum[place], readers, names)
     return training
 
 
@@ -64,7 +63,7 @@ def _check_kept(graph: onnx.GraphProto, places: dict[int, float], kept: set[str]
             )
 
 
-def _train(node: onnx.NodeProto, momentum: float, readers: Counter[str], taken: set[str]) -> None:
+def _train(node: onnx.NodeProto, momentum: float, readers: Counter[str], names: OperationBuilder) -> None:
     shared = [name for name in node.input[3:5] if readers[name] > 1]
     if shared:
         raise UnsupportedModel(
@@ -78,15 +77,8 @@ def _train(node: onnx.NodeProto, momentum: float, readers: Counter[str], taken: 
     node.attribute.extend(
         (helper.make_attribute("training_mode", 1), helper.make_attribute("momentum", momentum))
     )
-    for statistic in node.input[len(node.output) + 2 : 5]:
-        name = next(name for name in _names(f"{statistic}.next") if name not in taken)
-        taken.add(name)
-        node.output.append(name)
-
-
-def _names(hint: str) -> Iterator[str]:
-    yield hint
-    yield from (f"{hint}_{number}" for number in count(1))
+    statistics = node.input[len(node.output) + 2 : 5]
+    node.output.extend(names.fresh(f"{statistic}.next") for statistic in statistics)
 
 
 def _check_smoothing(graph: onnx.GraphProto) -> None:
