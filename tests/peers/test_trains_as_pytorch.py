@@ -19,6 +19,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.passes.graph.training_graph import StoredTensor, TrainingGraph
+from partc.runtime.errors import UnsupportedModel
 from partc.runtime.execution.in_process import train_in_process
 from tests.builders.plans.compiled_steps import compile_step
 
@@ -54,6 +55,24 @@ class Convolutions(torch.nn.Module):
         return functional.cross_entropy(self.out(pooled.flatten(1)), labels)
 
 
+class Normalised(torch.nn.Module):
+    """Batch normalisations of a module in training, behind convolutions and a dense layer; its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Conv2d(3, 8, 3, bias=False), torch.nn.Conv2d(8, 8, 3, 2)
+        self.norm1, self.norm2 = torch.nn.BatchNorm2d(8, momentum=0.3), torch.nn.BatchNorm2d(8)
+        self.out, self.norm3 = (
+            torch.nn.Linear(8 * 6 * 6, CLASSES),
+            torch.nn.BatchNorm1d(CLASSES, affine=False),
+        )
+
+    def forward(self, images: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+        one = torch.relu(self.norm1(self.one(images)))
+        two = torch.relu(self.norm2(self.two(one)))
+        return functional.cross_entropy(self.norm3(self.out(two.flatten(1))), labels)
+
+
 class Recurrence(torch.nn.Module):
     """An encoder of torch.nn's copied layers behind an LSTM, and a decoder tied to the embedding."""
 
@@ -76,6 +95,7 @@ MODELS: dict[str, Callable[[], "torch.nn.Module"]] = {
     "t5": t5,
     "convolutions": Convolutions,
     "recurrence": Recurrence,
+    "normalised": Normalised,
 }
 EXPORTS: dict[str, dict[str, object]] = {
     "dynamo": {"dynamo": True, "verbose": False},
@@ -104,25 +124,30 @@ SAMPLED = {
     ("convolutions", "torchscript", "spatial=2"),
     ("recurrence", "torchscript", "pipeline=2,microbatches=2"),
     ("recurrence", "dynamo", "ps"),
+    ("normalised", "dynamo, raw", "hybrid"),
+    ("normalised", "torchscript, raw", "tensor=2"),
 }
 # Exports that fold rows of a table to what is repeated for every sample or pair: which is asked about.
 ASKED = {("t5", "dynamo"), ("bert", "dynamo")}
+# Exports that fold batch normalisations into the layers before them.
+FOLDED = {("normalised", "dynamo"), ("normalised", "torchscript")}
+IMAGES = ("convolutions", "normalised")
 CASES = [
     pytest.param(*case, marks=() if case in SAMPLED else pytest.mark.long)
     for case in ((m, e, n) for m in MODELS for e in EXPORTS for n in NAMES)
-    if (case[0] == "convolutions") >= (case[2] == "spatial=2")
-    if case[:2] not in ASKED
+    if (case[0] in IMAGES) >= (case[2] == "spatial=2")
+    if case[:2] not in ASKED | FOLDED
 ]
 
 
 def module_of(name: str) -> "torch.nn.Module":
     torch.manual_seed(0)
-    return MODELS[name]().eval()
+    return MODELS[name]().train(name == "normalised")
 
 
 def data(name: str) -> dict[str, "torch.Tensor"]:
     generator = torch.Generator().manual_seed(0)
-    if name == "convolutions":
+    if name in IMAGES:
         labels = torch.randint(0, CLASSES, (SAMPLES,), generator=generator)
         return {"images": torch.randn(SAMPLES, 3, 16, 16, generator=generator), "labels": labels}
     names = ("input_ids", "decoder_input_ids", "labels") if name == "t5" else ("input_ids", "labels")
@@ -216,3 +241,8 @@ def test_steps_are_pytorchs(name: str, exporter: str, strategy: str, tmp_path: P
             value.T if is_transposed else value, after[key], rtol=0,
             atol=1e-3 * changes[key] + ROUNDING, err_msg=key,
         )  # fmt: skip
+
+
+def test_a_folded_batch_normalisation_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="folded a batch normalisation"):
+        training_step("normalised", "dynamo")
