@@ -13,7 +13,7 @@ from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.stopwatch import Stopwatch
 from partc.cost.assignment.partitions import PartitionSearch
 from partc.cost.assignment.search_strategy import Tried
-from partc.cost.assignment.synchronisation import StrategyCosts
+from partc.cost.assignment.synchronisation import StrategyCosts, SyncChoice
 from partc.cost.cluster.cluster import Cluster, ranks_of, view_of_session
 from partc.cost.simulation.memory import DeviceMemory
 from partc.cost.simulation.timeline import Timeline
@@ -27,6 +27,12 @@ from partc.passes.indexed_rows.expected_rows import ExpectedRows
 from partc.passes.lowering.lowered_graph import LoweredGraph
 from partc.passes.roles.find_roles import Roles
 from partc.runtime.plan.program import Plan
+
+SyncSearch = Callable[[Callable[[], SyncChoice]], SyncChoice]
+
+
+def _search_here(choose: Callable[[], SyncChoice]) -> SyncChoice:
+    return choose()
 
 
 @dataclass
@@ -49,7 +55,7 @@ class Compilation:
     shares_graph: bool = False  # its graph is another's as well: it is copied before it is written anew
 
     # the decisions
-    meanwhile: Callable[[float], None] | None = None  # what a spare core is given, by the least step so far
+    search: SyncSearch = _search_here  # who searches how parameters are synchronised
     facts: tuple[SyncFacts, ...] = field(init=False)
     partitions: PartitionSearch | None = None  # if it was asked for
     price: StepPricer = field(init=False)

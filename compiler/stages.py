@@ -27,7 +27,7 @@ from partc.compiler.planning.price_step import StepPricer
 from partc.compiler.planning.quickest_workers import quickest_first
 from partc.compiler.planning.stage_prices import StagePrices
 from partc.cost.assignment.partitions import PartitionSearch, check_partitions, search_partitions
-from partc.cost.assignment.synchronisation import StrategyCosts, choose_strategy
+from partc.cost.assignment.synchronisation import SyncChoice, choose_strategy
 from partc.cost.named_strategy import NamedStrategy
 from partc.cost.simulation.measured_kernels import prices_sha256
 from partc.cost.simulation.timeline import Measured, simulate
@@ -258,17 +258,20 @@ def choose_synchronisation(compilation: Compilation) -> None:
         compilation.facts,
         compilation.machines,
         compilation.options,
-        compilation.meanwhile,
     )
-    partitions = compilation.partitions.chosen if compilation.partitions else None
-    try:
-        strategy, compilation.costs = _choose(compilation, partitions, compilation.price)
-    finally:
-        compilation.price.end()
+    strategy, compilation.costs = compilation.search(partial(_search, compilation))
     compilation.strategy = compilation.options.complete(strategy)
     compilation.compared = compilation.costs.tried
     for choice in compilation.costs.choices:
         log.info("%s: %s. %s", choice.variable, choice.method, choice.reason)
+
+
+def _search(compilation: Compilation) -> SyncChoice:
+    partitions = compilation.partitions.chosen if compilation.partitions else None
+    try:
+        return _choose(compilation, partitions, compilation.price)
+    finally:
+        compilation.price.end()
 
 
 def check_row_estimate(compilation: Compilation) -> None:
@@ -283,9 +286,7 @@ IN_A_MESH = (
 )
 
 
-def _choose(
-    compilation: Compilation, partitions: int | None, price: StepPricer | None
-) -> tuple[Strategy, StrategyCosts]:
+def _choose(compilation: Compilation, partitions: int | None, price: StepPricer | None) -> SyncChoice:
     options, mode_or_strategy = compilation.options, compilation.options.chosen_strategy()
     pins = mode_or_strategy.parameters if isinstance(mode_or_strategy, Strategy) else {}
     if isinstance(mode_or_strategy, Strategy):

@@ -1,4 +1,4 @@
-"""A job that a forked process does ahead, while this one goes on; what it finds comes back as JSON.
+"""A job that a forked process does ahead, while this one goes on; what it finds comes back as a message.
 
 The process begins with all that this one knows, and nothing that it does is seen here but what it returns:
 who does a job changes when it is done, never what is found.
@@ -52,7 +52,7 @@ class Ahead(Generic[Result]):
     def result(self) -> Result:
         """Return what was found; where the process was killed, or failed, the job is done here."""
         try:
-            found = msgspec.json.decode(self._here.recv_bytes(), type=self._kind)
+            found = msgspec.msgpack.decode(self._here.recv_bytes(), type=self._kind)
         except EOFError:
             found = self._job()
         self.end()
@@ -77,4 +77,4 @@ def _do(there: Connection, job: Callable[[], object]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(Exception):  # whoever wants what was to be found does the job again, and meets the error
-        there.send_bytes(msgspec.json.encode(job()))
+        there.send_bytes(msgspec.msgpack.encode(job()))

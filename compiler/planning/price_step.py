@@ -5,7 +5,6 @@
 This is the plan that would be compiled, so its time is the one that a compilation predicts, to the last bit.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -44,10 +43,7 @@ class _Seconds:
 
 
 class StepPricer:
-    """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next.
-
-    `meanwhile` is given the least seconds so far when a second core has nothing to do.
-    """
+    """Prices strategies for one graph on one cluster; keeps the quickest one's step, to be compiled next."""
 
     def __init__(
         self,
@@ -55,9 +51,7 @@ class StepPricer:
         facts: tuple[SyncFacts, ...],
         cluster: Cluster,
         options: Options,
-        meanwhile: Callable[[float], None] | None = None,
     ) -> None:
-        self._meanwhile = meanwhile
         self._analysis = analysis
         self._facts = facts
         self._cluster = cluster
@@ -93,12 +87,8 @@ class StepPricer:
             self._quickest = (step_s, strategy, ordered)
         return step_s
 
-    def expect(self, strategy: Strategy | None) -> None:
-        """Begin to price what will be asked after the next, if there is a core for it. None: nothing will."""
-        if strategy is None:
-            if self._meanwhile is not None and self._quickest is not None:
-                self._meanwhile(self._quickest[0])
-            return
+    def expect(self, strategy: Strategy) -> None:
+        """Begin to price what will be asked after the next, if there is a core for it."""
         if any(expected == strategy for expected, _ in self._expected):
             return
         if is_worthwhile(len(self._analysis.training.graph.nodes)):

@@ -8,15 +8,16 @@
                         than what was priced
 
 How many names are priced depends on the graph alone, never on the clock: compiling twice gives the same plan.
-Of large graphs a second core estimates names while the first prices data parallelism, and prices every other
-name; what is priced, and what of it counts, is the same on one core.
+Of large graphs a second core searches data parallelism while the first estimates and prices names, and then
+prices every other name; what is priced, and what of it counts, is the same on one core.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
+from math import inf
 from operator import attrgetter
 
 from partc.compiler.compilation import Compilation
@@ -32,10 +33,9 @@ from partc.compiler.search.rank_names import NameEstimate, estimate_names, in_or
 from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for, names_of_fewer
 from partc.compiler.settle_options import begin_compilation, fill_sizes
 from partc.cost.assignment.search_strategy import DATA_PARALLEL, TIE, Tried
+from partc.cost.assignment.synchronisation import SyncChoice
 from partc.cost.cluster.cluster import Cluster
-from partc.passes.analysis import WeightAxis
 from partc.passes.graph.training_graph import TrainingGraph
-from partc.passes.layouts.layouts import Split
 from partc.runtime.errors import DoesNotFit
 from partc.runtime.log import log
 
@@ -91,7 +91,7 @@ def _decide(
             has_names = not compilation.analysis.per_replica and compilation.workers > 1
             if has_names:
                 names = _Names(compilation, _price_of_names(compilation, read), processes)
-                compilation.meanwhile = names.begin
+                compilation.search = names.search
             run((CHOICE,), compilation)
             if not has_names:
                 run(phases[cut + 1 :], compilation)
@@ -192,38 +192,33 @@ def _price_names(compilation: Compilation, price: WholeSteps, promising: "_Names
                 yield fitting
 
 
-@dataclass(frozen=True)
-class _Estimated:
-    """What a process finds: estimates, and where weights are split, which pricing asks as well."""
-
-    names: tuple[NameEstimate, ...]
-    weight_splits: tuple[tuple[WeightAxis, Mapping[str, Split]], ...]
-
-
 class _Names:
-    """Names that are told apart by estimates, which a second core makes where there is one."""
+    """Names that are told apart by estimates, and priced by turns with a second core where there is one."""
 
     def __init__(self, compilation: Compilation, price: WholeSteps, processes: ExitStack) -> None:
-        self.price, self._compilation, self._first = price, compilation, price.first_of_fixed_sizes
-        nodes = max(1, len(compilation.training.graph.nodes))
-        hosts = compilation.worker_hosts
-        laid_out = islice(names_for(hosts), max(FEWEST_ESTIMATED, ESTIMATED_NODES // nodes))
-        self._names = list(dict.fromkeys((*laid_out, *names_of_fewer(hosts))))
-        self._ahead: Ahead[_Estimated] | None = None
-        if is_worthwhile(nodes):
-            self._ahead = processes.enter_context(Ahead(self._estimated, _Estimated))
-        self._in_turns = PriceInTurns(price, self._ahead is not None)
+        self._compilation, self._first, self._processes = compilation, price.first_of_fixed_sizes, processes
+        self.price = price
+        self._nodes = max(1, len(compilation.training.graph.nodes))
+        self._has_help = is_worthwhile(self._nodes)
+        self._in_turns = PriceInTurns(price, self._has_help)
         processes.callback(self._in_turns.end)
 
-    def begin(self, least_s: float) -> None:
-        """Let a core that has nothing else to do begin with a name, if their order is known by now."""
-        if self._ahead is not None and self._ahead.is_done:
-            self._in_turns.begin(list(self._choice(least_s).expected(least_s)))
+    def search(self, choose: Callable[[], SyncChoice]) -> SyncChoice:
+        """Return what data parallelism's search finds on a second core, and price names here meanwhile."""
+        if not self._has_help:
+            return choose()
+        found = self._processes.enter_context(Ahead(choose, SyncChoice))
+        alone = [estimate for estimate in self._estimates if not estimate.gain]
+        choice, least_s = self._choice(alone, None), inf
+        while not found.is_done and (name := choice.following(least_s)) is not None:
+            priced = self._in_turns.price_here(name)
+            least_s = least_s if priced is None else min(least_s, priced.step_s)
+        return found.result()
 
     def priced(self) -> Iterator[Priced]:
         """Yield the prices of each family's best, and of others, that are not estimated to be far slower."""
         least_s = self._compilation.compared[0].step_s
-        choice, best = self._choice(least_s), None
+        choice, best = self._choice(self._estimates, least_s), None
         while (name := choice.following(least_s)) is not None:
             priced = self._in_turns(name, list(choice.expected(least_s)), best)
             if priced is not None:
@@ -231,17 +226,11 @@ class _Names:
                 least_s = min(least_s, priced.step_s)
                 yield priced
 
-    def _choice(self, least_s: float) -> NameChoice:
-        return NameChoice(in_order(self._estimates, least_s), _count_tried(self._compilation))
+    def _choice(self, estimates: Iterable[NameEstimate], data_parallel_s: float | None) -> NameChoice:
+        return NameChoice(in_order(estimates, data_parallel_s), _count_tried(self._compilation))
 
     @cached_property
     def _estimates(self) -> tuple[NameEstimate, ...]:
-        if self._ahead is None:
-            return self._estimated().names
-        found = self._ahead.result()
-        self._first.analysis.weight_splits.update(found.weight_splits)
-        return found.names
-
-    def _estimated(self) -> _Estimated:
-        names = estimate_names(self._first, self._names)
-        return _Estimated(names, tuple(self._first.analysis.weight_splits.items()))
+        hosts = self._compilation.worker_hosts
+        laid_out = islice(names_for(hosts), max(FEWEST_ESTIMATED, ESTIMATED_NODES // self._nodes))
+        return estimate_names(self._first, dict.fromkeys((*laid_out, *names_of_fewer(hosts))))

@@ -70,27 +70,24 @@ class PriceInTurns:
         """
         if not self._is_forked:
             return self._price(name, name)
+        expected = [each for each in expected if each not in self._here]
         if name in self._ahead:
             if not self._ahead[name].is_done:
-                self._price_here(expected[:1])
+                for following in expected[:1]:
+                    self.price_here(following)
             known = [each for each in (best, *self._here.values()) if each is not None]
             if known and not self._ahead[name].is_done:
                 self._price.compilation_of(min(known, key=attrgetter("step_s")))
             return self._ahead.pop(name).result().priced
         if name not in self._here:
             self._begin_next(expected)
-            self._price_here([name])
+            self.price_here(name)
         return self._here.pop(name)
 
-    def begin(self, expected: Sequence[str]) -> None:
-        """Let the second core begin with the second name: the first is the one that is most likely taken,
-        and what this core prices is ready to be compiled.
-        """
-        if self._is_forked and not self._ahead:
-            self._begin_next(expected[1:] or expected)
-
-    def _price_here(self, names: Iterable[str]) -> None:
-        self._here |= {name: self._price(name, name) for name in names if name not in self._here}
+    def price_here(self, name: str) -> Priced | None:
+        """Return a name's price, which counts once it is asked for."""
+        self._here[name] = self._price(name, name)
+        return self._here[name]
 
     def _begin_next(self, expected: Iterable[str]) -> None:
         """Let the second core begin with the next name; what it was to find before is not asked for."""

@@ -43,8 +43,8 @@ class StepPrice(Protocol):
     def __call__(self, strategy: Strategy) -> float:
         """Return the seconds of a step. Raises NoPlacement where it does not fit."""
 
-    def expect(self, strategy: Strategy | None) -> None:
-        """Hear what will probably be asked after the next, None: nothing more."""
+    def expect(self, strategy: Strategy) -> None:
+        """Hear what will probably be asked after the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,9 @@ class _PricedSteps:
         return key in self._tried or key in self._refused
 
     def expect(self, candidate: Candidate | None) -> None:
-        """Tell the price what is probably asked after the next."""
-        self._price.expect(None if candidate is None else candidate.strategy(self._batch))
+        """Tell the price what is probably asked after the next, if anything is."""
+        if candidate is not None:
+            self._price.expect(candidate.strategy(self._batch))
 
     def step_s(self, candidate: Candidate, name: str = "") -> float | None:
         """Return what a candidate's step takes, None where it does not fit."""

@@ -17,6 +17,7 @@ are, plus all latencies.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from partc.cost.assignment.candidates import BUSIEST_LINK, EVERYTHING_REDUCED, Candidate, Candidates
 from partc.cost.assignment.choose_options import OptionSolution
@@ -67,6 +68,13 @@ class StrategyCosts:
     tried: tuple[Tried, ...] = ()
 
 
+class SyncChoice(NamedTuple):
+    """A strategy for every parameter, and what leads to it."""
+
+    strategy: Strategy
+    costs: StrategyCosts
+
+
 def choose_strategy(
     facts: Sequence[SyncFacts],
     cluster: Cluster,
@@ -77,7 +85,7 @@ def choose_strategy(
     partitions: int | None = None,
     price: StepPrice | None = None,
     because: str | None = None,
-) -> tuple[Strategy, StrategyCosts]:
+) -> SyncChoice:
     """Choose for every parameter; `pins` keep theirs. Raises NoPlacement if memory is too small.
 
     `without`: mechanisms that are switched off. `partitions`: of each large variable on servers.
@@ -95,7 +103,7 @@ def choose_strategy(
         candidates, chosen, because or f"--strategy {mode} says so" if mode != "auto" else None
     )
     costs = StrategyCosts(choices, chosen.assignment, totals_s, chosen.solution, tried)
-    return chosen.strategy(batch), costs
+    return SyncChoice(chosen.strategy(batch), costs)
 
 
 def _choices(candidates: Candidates, chosen: Candidate, because: str | None) -> tuple[Choice, ...]:

@@ -88,7 +88,11 @@ def test_wide_layers_are_split_and_train_as_one_device(tmp_path: Path) -> None:
     assert f'{taken} <span class="tick">chosen</span>' in page
 
 
-def test_a_second_core_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ways_end_first", "kinds_of_jobs"), [(False, 3), (True, 4)])
+def test_a_second_core_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ways_end_first: bool, kinds_of_jobs: int
+) -> None:
+    """Whether names are priced while it searches Parallax's ways, or by turns with it after that."""
     step, cluster = wide_mlp(), cluster_of("2x2")
     alone = compiled(step, cluster, tmp_path / "alone", "auto")
     monkeypatch.setattr(ahead, "FORKED_NODES", 0)
@@ -101,10 +105,11 @@ def test_a_second_core_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         begin(self, job, kind)
 
     monkeypatch.setattr(Ahead, "__init__", counted)
+    monkeypatch.setattr(Ahead, "is_done", ways_end_first)
 
     helped = compiled(step, cluster, tmp_path / "helped", "auto")
 
-    assert len(set(begun)) == 5  # estimates, ways, names, segments to be opened, and the report's graph
+    assert len(set(begun)) == kinds_of_jobs  # ways, names, segments to be opened, and the report's graph
     assert alone.compared == helped.compared
     kinds = ("*.onnx", "report.html")
     files = [
