@@ -190,12 +190,12 @@ def _in_order(
         leading = lead_first(lowered, position_of)
         schedules = _schedules(lowered, seconds, message_s, cluster, is_limited)
         orders += [order_by_time(lowered, timed, leading, times_of) for times_of in schedules]
-    quickest = _quickest(orders, lowered, cluster, message_s)
+    segment_s = ItemSeconds(lowered, cluster, message_s).whole
+    quickest = _quickest(orders, lowered, cluster, message_s, segment_s)
     if repeated.count > 1 or is_limited:
         return quickest, repeated
-    best, *whole = _quickest(
-        [quickest[0], cut_at_arrivals(quickest[0], lowered, seconds)], lowered, cluster, message_s
-    )
+    divided = cut_at_arrivals(quickest[0], lowered, seconds)
+    best, *whole = _quickest([quickest[0], divided], lowered, cluster, message_s, segment_s)
     return [best, *(quickest[1:] or whole)], repeated
 
 
@@ -205,23 +205,30 @@ def _moves_sums(lowered: LoweredGraph) -> bool:
 
 
 def _quickest(
-    orders: Sequence[list[Item]], lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices
+    orders: Sequence[list[Item]],
+    lowered: LoweredGraph,
+    cluster: Cluster,
+    message_s: MessagePrices,
+    segment_s: Seconds,
 ) -> Sequence[list[Item]]:
     """Return the quickest order and the first; the first alone, if no other saves a hundredth."""
     orders = list({tuple(tuple(map(id, item.nodes)) for item in order): order for order in orders}.values())
     if len(orders) == 1:
         return orders
-    taken_s = _played(orders, lowered, cluster, message_s)
+    taken_s = _played(orders, lowered, cluster, message_s, segment_s)
     quickest = min(range(len(orders)), key=taken_s.__getitem__)
     is_worth_it = taken_s[quickest] < LEAST_GAIN * taken_s[0]
     return [orders[quickest], orders[0]] if is_worth_it else orders[:1]
 
 
 def _played(
-    orders: Sequence[Sequence[Item]], lowered: LoweredGraph, cluster: Cluster, message_s: MessagePrices
+    orders: Sequence[Sequence[Item]],
+    lowered: LoweredGraph,
+    cluster: Cluster,
+    message_s: MessagePrices,
+    segment_s: Seconds,
 ) -> list[float]:
     """Return the seconds of a step in each order, about as its plan is simulated."""
-    segment_s = ItemSeconds(lowered, cluster, message_s).whole
     resources = _resources(lowered, chain.from_iterable(orders), segment_s, message_s, cluster)
     return [step_s(order, resources) for order in orders]
 

@@ -94,8 +94,9 @@ def communications_ahead(lowered: LoweredGraph) -> dict[str, int]:
     for node in reversed(lowered.nodes):
         count = max((ahead.get(tensor.name, 0) for tensor in node.outputs), default=0)
         result[node.name] = count
-        for tensor in node.inputs:
-            ahead[tensor.name] = max(ahead.get(tensor.name, 0), count + is_communication(node))
+        behind = count + is_communication(node)
+        if behind:
+            ahead.update((t.name, behind) for t in node.inputs if ahead.get(t.name, 0) < behind)
     return result
 
 

@@ -74,6 +74,7 @@ class WorkCounter:
         self._lowered = lowered
         self._functions = lowered.functions
         self._servers = max(1, servers)
+        self._counted: dict[int, tuple[gs.Node, tuple[Counts, int]]] = {}  # by their id
         self._known: dict[str, int] = {}  # value -> bytes
         self._assumed: dict[str, int] = {}  # the same, where they follow the data
         self._bodies: dict[str, tuple[int, bool]] = {}  # function -> its nodes, whether one sorts
@@ -88,7 +89,8 @@ class WorkCounter:
         kernels: dict[str | None, tuple[int, Counts]] = {}
         number = 0
         for node in nodes:
-            counts, body_nodes = self._count(node, cached)
+            is_alone = not cached or node.op not in BLOCKABLE_OPS
+            counts, body_nodes = self._count_alone(node) if is_alone else self._count(node, cached)
             number += body_nodes
             key = self._namer.key(node, cached, transposes) if self._names_kernels else None
             before = kernels.get(key, (0, NOTHING))
@@ -97,6 +99,12 @@ class WorkCounter:
         flops, touched, streamed, sorted_ids, packed = reduce(_sum, own_counts, NOTHING)
         named = tuple(KernelWork(key, n, *own) for key, (n, own) in kernels.items() if key is not None)
         return Work(flops, touched, streamed, number, sorted_ids, packed, named)
+
+    def _count_alone(self, node: gs.Node) -> tuple[Counts, int]:
+        """Count a node none of whose values stay in the cache: several chunks may have it."""
+        if id(node) not in self._counted:
+            self._counted[id(node)] = node, self._count(node, frozenset())
+        return self._counted[id(node)][1]
 
     def _count(self, node: gs.Node, cached: AbstractSet[str]) -> tuple[Counts, int]:
         """Return what a node computes, touches, streams, sorts and packs, and how many nodes it is."""
