@@ -14,10 +14,10 @@ from partc.compiler.differentiation.assemble import assemble, finish_step
 from partc.compiler.differentiation.differentiate import differentiate
 from partc.compiler.differentiation.forward.bring_forward import OPSET
 from partc.compiler.differentiation.forward.expand_ops import names_in
-from partc.compiler.differentiation.forward.follow_operations import follow_operations
 from partc.compiler.differentiation.forward.rebatch import BatchSize
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.objective import Objective, state_objective
+from partc.compiler.differentiation.operations.follow_operations import follow_operations
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.parameters.decision import describe_choice
 from partc.compiler.differentiation.parameters.exporter_merges import undo_merges

@@ -20,7 +20,7 @@ from partc.compiler.differentiation.losses import Loss, add_loss
 from partc.compiler.differentiation.parameters import find_parameters as find
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice, check_kept
 from partc.compiler.differentiation.parameters.decide import decide_parameters
-from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict
+from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict, constant
 from partc.compiler.differentiation.parameters.exporter_facts import ExporterFacts, exporter_facts
 from partc.compiler.differentiation.parameters.exporter_merges import undo_merges
 from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
@@ -35,6 +35,8 @@ from partc.compiler.differentiation.tensor_types import (
 from partc.compiler.model_files.check_tensors import refuse_empty_batch
 from partc.compiler.model_files.widen_vectors import widen_vectors
 from partc.runtime.errors import UnsupportedModel
+
+STOPPED = "whose gradient the module stops"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class _Prepared:
     sample_axes: Mapping[str, int | None]
     candidates: tuple[str, ...]
     decisions: Mapping[str, ParameterDecision]  # of the candidates that move the loss
+    stopped: Mapping[str, ParameterDecision]  # of parameters that move it where no gradient passes
     exported: ExporterFacts
 
 
@@ -93,7 +96,7 @@ def state_objective(
         state=ready.state,
         results=tuple(name for name in ready.results if name not in (loss, ready.loss.name)),
         sample_axes={**ready.sample_axes, **_added_axis(ready.loss)},
-        decisions=decisions,
+        decisions={**decisions, **ready.stopped},
     )
 
 
@@ -126,7 +129,8 @@ def _prepare(
     settle_padding(model.graph, types)
     if widen_vectors(model.graph, {name: value_info(name, known).type for name, known in types.items()}):
         types = infer_types(model)
-    state = find.carried_state(model.graph, types, facts)
+    exported = exporter_facts(forward)
+    state = {**exported.renewed, **find.carried_state(model.graph, types, facts)}
     if widen_mixed_types(model.graph, types):
         types = infer_types(model)
     next_values = set(state.values())
@@ -141,13 +145,24 @@ def _prepare(
         ignore_index=ignore_index,
     )
     types = infer_types(model)
-    exported = exporter_facts(forward)
     loss_dependencies = find.moving_the_loss(model.graph, types, loss_output.name, exported.detached)
     constants = {*state, *find.read_as_constants(forward.graph)}
     movable = [name for name in candidates if name in loss_dependencies and name not in constants]
     decisions = decide_parameters(forward, model.graph, types, movable, folder)
+    behind = find.moving_the_loss(model.graph, types, loss_output.name) - loss_dependencies
+    stopped = {name: constant(STOPPED) for name in exported.parameters_in(behind.intersection(candidates))}
     return _Prepared(
-        model, types, facts, loss_output, state, results, sample_axes, candidates, decisions, exported
+        model,
+        types,
+        facts,
+        loss_output,
+        state,
+        results,
+        sample_axes,
+        candidates,
+        decisions,
+        stopped,
+        exported,
     )
 
 

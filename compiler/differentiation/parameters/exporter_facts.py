@@ -1,6 +1,7 @@
 """What torch.onnx.export(dynamo=True) says of a graph's tensors in metadata.
 
-    graph          the signature of the exported program: PARAMETER, BUFFER, .. and its name in the module
+    graph          the signature of the exported program: PARAMETER, BUFFER, .. and its name in the module;
+                   which results are the next values of buffers
     value_info     of an initializer: what kind of input it was, or what it was folded from
     node           the PyTorch operation that it came from, with the parameters that this one reads; detach
 
@@ -24,6 +25,8 @@ _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _OPERATION = "pkg.torch.onnx.fx_node"
 # "p_head_weight: PARAMETER target='head.weight'", one line per input of the exported program
 _INPUT = re.compile(r"^(\w+): (\w+) target='([^']*)'", re.MULTILINE)
+# "div: BUFFER_MUTATION target='norm.u'", one line for every buffer that the module renews
+_RENEWED = re.compile(r"^(\w+): BUFFER_MUTATION target='([^']*)'", re.MULTILINE)
 _DETACH = "torch.ops.aten.detach."
 _DETACHED = re.compile(r"^detach(_\d+)?$")
 _READ = re.compile(r"%(\w+)")
@@ -43,6 +46,7 @@ class ExporterFacts:
     detached: frozenset[str]  # tensors that no gradient passes
     undecided: Mapping[str, str]  # initializer -> why it may be no parameter, or more than one
     lost_detached: Mapping[str, tuple[str, ...]]  # of those that are gone: which nodes' outputs read them
+    renewed: Mapping[str, str]  # buffers -> their next values, but for running statistics of batches
 
     @property
     def is_silent(self) -> bool:
@@ -83,7 +87,9 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
             operations[name] = (*operations.get(name, ()), *tensors_read(node))
             readers[name] = readers.get(name, frozenset()) | {node.op_type}
     detached, merged = _find_detached(graph)
-    return ExporterFacts(kinds, folded, targets, operations, readers, detached, undecided, merged)
+    renewed = _find_renewed(graph, signature)
+    detached |= frozenset(renewed.values())  # what outlives a step is no way for its gradient
+    return ExporterFacts(kinds, folded, targets, operations, readers, detached, undecided, merged, renewed)
 
 
 def is_torchscript(model: onnx.ModelProto, facts: ExporterFacts) -> bool:
@@ -103,6 +109,21 @@ def _find_detached(graph: onnx.GraphProto) -> tuple[frozenset[str], dict[str, tu
             if _DETACHED.match(name) and name not in node_outputs:
                 merged[name] = (*merged.get(name, ()), node.output[0])
     return frozenset(detached), merged
+
+
+def _find_renewed(graph: onnx.GraphProto, signature: str) -> dict[str, str]:
+    """Return the buffers that are read and whose next values are there."""
+    made = {name for node in graph.node for name in node.output}
+    stored = {tensor.name for tensor in graph.initializer}
+    of_batches = {x for node in graph.node if node.op_type == "BatchNormalization" for x in node.input[3:5]}
+    renewed = {target: result for result, target in _RENEWED.findall(signature) if result in made}
+    return {target: renewed[target] for target in renewed.keys() & (stored - of_batches)}
+
+
+def mark_detached(node: onnx.NodeProto) -> None:
+    """Let no gradient pass an Identity."""
+    text = f"%{node.output[0]} : call_function[target={_DETACH}default](args = (), kwargs = {{}})"
+    node.metadata_props.add(key=_OPERATION, value=text)
 
 
 def operation_of(node: onnx.NodeProto) -> str:

@@ -27,11 +27,13 @@ def as_exported(
     gone: tuple[str, ...] = (),
     folded: Mapping[str, tuple[str, ...]] | None = None,
     operations: Mapping[str, str] | None = None,
+    renewed: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
     """Add metadata.
 
     `gone`: parameters that are no initializers any more. `folded`: tensor -> its sources. `operations`: a
     node's first output -> what PyTorch's operation reads, as `%x, %p_W`; an Identity's is a detach.
+    `renewed`: a buffer -> its next value.
     """
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     kinds = dict.fromkeys(parameters, "PARAMETER") | dict.fromkeys(buffers, "BUFFER")
@@ -41,7 +43,10 @@ def as_exported(
         _describe(model, tensors[name], FOLDED, repr(sorted(sources)))
     lines = [f"p_{name.replace('.', '_')}: PARAMETER target='{name}'" for name in (*parameters, *gone)]
     lines += [f"b_{name.replace('.', '_')}: BUFFER target='{name}' persistent=True" for name in buffers]
-    signature = "\n# inputs\n" + "\n".join([*lines, "x: USER_INPUT"]) + "\n\n# outputs\ny: USER_OUTPUT\n"
+    outputs = [f"{result}: BUFFER_MUTATION target='{name}'" for name, result in (renewed or {}).items()]
+    signature = "\n".join(
+        ["", "# inputs", *lines, "x: USER_INPUT", "", "# outputs", *outputs, "y: USER_OUTPUT", ""]
+    )
     model.graph.metadata_props.add(key=SIGNATURE, value=signature)
     for node in model.graph.node:
         if reads := (operations or {}).get(node.output[0]):
@@ -56,3 +61,17 @@ def _describe(model: onnx.ModelProto, tensor: onnx.TensorProto, key: str, value:
     info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
     info.metadata_props.add(key=key, value=value)
     model.graph.value_info.append(info)
+
+
+def call(operation: str, arguments: str, named: str = "") -> str:
+    """Return the text of an operation: `batch_norm.default`, its arguments, and those by name."""
+    target = f"torch.ops.aten.{operation}"
+    return f"%r : [num_users=3] = call_function[target={target}](args = ({arguments}), kwargs = {{{named}}})"
+
+
+def with_operations(model: onnx.ModelProto, operations: Mapping[str, str]) -> onnx.ModelProto:
+    """Return the model, whose nodes that make these results now tell their operations, whole texts."""
+    for node in model.graph.node:
+        if text := operations.get(node.output[0], ""):
+            node.metadata_props.add(key=FX_NODE, value=text)
+    return model

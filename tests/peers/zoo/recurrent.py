@@ -108,7 +108,7 @@ class Encoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(WORDS, 16)  # an export would not tell of a padding_idx
+        self.embedding = nn.Embedding(WORDS, 16)  # TorchScript's export would not tell of a padding_idx
         self.positions = nn.Parameter(0.02 * torch.randn(1, TOKENS, 16))
         layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True, norm_first=True)
         self.layers, self.out = (

@@ -354,6 +354,21 @@ def test_no_gradient_passes_what_is_detached() -> None:
     )
 
 
+def test_a_parameter_behind_what_is_detached_is_told() -> None:
+    text = DENSE.format("a = MatMul (x, W) detach = Identity (a) b = MatMul (x, V) y = Add (b, detach)")
+    operations = {"detach": "%a"}
+    model = as_exported(
+        stored_model(text, {"W": W, "V": 2 * W}), parameters=("W", "V"), operations=operations
+    )
+    lines: list[str] = []
+
+    build_training_graph(model, loss="mse", optimizer=SGD(), tell=lines.append)
+
+    assert lines[1].endswith("as the exporter says: V")
+    assert lines[2].startswith("constant: 1 tensor")
+    assert lines[3].endswith("1 whose gradient the module stops: W")
+
+
 def test_a_detached_tensor_that_the_optimiser_removed_is_refused() -> None:
     text = DENSE.format("a = MatMul (x, W) y = Mul (a, a)")
     model = as_exported(

@@ -1,4 +1,4 @@
-"""Nodes that compute something else than the PyTorch operations that their metadata name."""
+"""Batch normalisations of modules in training, which the exporter writes as ones in evaluation."""
 
 import numpy as np
 import onnx
@@ -7,21 +7,20 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from partc.compiler.differentiation.build import build_training_graph
-from partc.compiler.differentiation.forward.follow_operations import follow_operations
+from partc.compiler.differentiation.operations.follow_operations import follow_operations
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.bindings import read_bindings
 from partc.runtime.errors import UnsupportedModel
+from tests.builders.graphs.exported_models import call, with_operations
 from tests.builders.graphs.foreign_steps import parse
 
-OPERATION = "pkg.torch.onnx.fx_node"
-CALL = "%r : [num_users=3] = call_function[target=torch.ops.aten.{}](args = ({}), kwargs = {{{}}})"
 TENSORS = "%x, %p_scale, %p_bias, %b_mean, %b_var"
-IN_TRAINING = CALL.format("_native_batch_norm_legit_functional.default", f"{TENSORS}, True, 0.3, 1e-05", "")
-UNDECOMPOSED = CALL.format("batch_norm.default", f"{TENSORS}, True, 0.3, 1e-05, False", "")
+IN_TRAINING = call("_native_batch_norm_legit_functional.default", f"{TENSORS}, True, 0.3, 1e-05")
+UNDECOMPOSED = call("batch_norm.default", f"{TENSORS}, True, 0.3, 1e-05, False")
 IN_EVALUATION = (
-    CALL.format("_native_batch_norm_legit_no_training.default", f"{TENSORS}, 0.3, 1e-05", ""),
-    CALL.format("batch_norm.default", f"{TENSORS}, False, 0.3, 1e-05, True", ""),
-    CALL.format("_native_batch_norm_legit.no_stats", "%x, %p_scale, %p_bias, True, 0.3, 1e-05", ""),
+    call("_native_batch_norm_legit_no_training.default", f"{TENSORS}, 0.3, 1e-05"),
+    call("batch_norm.default", f"{TENSORS}, False, 0.3, 1e-05, True"),
+    call("_native_batch_norm_legit.no_stats", "%x, %p_scale, %p_bias, True, 0.3, 1e-05"),
     "",
 )
 NORMALISED = """
@@ -44,10 +43,7 @@ def model_of(text: str, operations: dict[str, str] | None = None) -> onnx.ModelP
     for name in ("scale", "bias", "mean", "var"):
         value = rng.uniform(0.5, 1.5, 3).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(value, name))
-    for node in model.graph.node:
-        if text := (operations or {}).get(node.output[0], ""):
-            node.metadata_props.add(key=OPERATION, value=text)
-    return model
+    return with_operations(model, operations or {})
 
 
 def next_values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -91,28 +87,3 @@ def test_statistics_that_two_normalisations_share_are_refused() -> None:
 
     with pytest.raises(UnsupportedModel, match="have the running statistics 'mean'"):
         follow_operations(model_of(twice, {"y": IN_TRAINING, "z": IN_TRAINING.replace("%x", "%y")}))
-
-
-ENTROPY = """net (float[6, 3] x, int64[6] labels) => (float loss) {
-    loss = SoftmaxCrossEntropyLoss <reduction = "mean"> (x, labels) }"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"), [("%x, %labels, None, 1, -100, 0.1", ""), ("%x, %labels", "label_smoothing: 0.1")]
-)
-def test_label_smoothing_that_was_left_out_is_refused(arguments: str, named: str) -> None:
-    operation = CALL.format("cross_entropy_loss.default", arguments, named)
-
-    with pytest.raises(UnsupportedModel, match=r"left out a label smoothing of 0\.1") as refusal:
-        follow_operations(model_of(ENTROPY, {"loss": operation}))
-
-    assert refusal.value.fix.startswith("write it out: 0.9 * nll_loss")
-
-
-@pytest.mark.parametrize(
-    "arguments", ["%x, %labels", "%x, %labels, None, 1, -100, 0.0", "%x, %labels, %w, 2"]
-)
-def test_labels_that_are_not_smoothed_are_fine(arguments: str) -> None:
-    model = model_of(ENTROPY, {"loss": CALL.format("cross_entropy_loss.default", arguments, "")})
-
-    assert follow_operations(model) is model

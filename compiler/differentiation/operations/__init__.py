@@ -1,0 +1,1 @@
+"""What a file's nodes lost of the PyTorch operations that they came from."""
