@@ -17,6 +17,13 @@ from partc.runtime.errors import BadModel
 _Formal = onnx.defs.OpSchema.FormalParameter
 _KINDS = {"float": "float", "double": "float", "int": "int", "bool": "bool", "string": "string"}
 
+_CAST = "cast the tensor to a type that the op is defined for"
+# Of (op, operand) where a cast would mean something else.
+_FIXES = {
+    ("SoftmaxCrossEntropyLoss", "labels"): "give classes, which are integers; of probabilities write out "
+    "-(p * log_softmax(scores, -1)).sum(-1).mean()"
+}
+
 
 def check_element_types(inferred: onnx.ModelProto) -> None:
     """Raise BadModel at the first node of a graph, types inferred, whose types do not fit its op."""
@@ -43,7 +50,7 @@ def _check_node(node: onnx.NodeProto, schema: onnx.defs.OpSchema, types: dict[st
             raise BadModel(
                 f"{node.op_type} has no meaning for {name!r} of {_spell(element)}",
                 at=_place(node),
-                fix="cast the tensor to a type that the op is defined for, or export the model again",
+                fix=f"{_FIXES.get((node.op_type, formal.name), _CAST)}, or export the model again",
             )
         other = bound.setdefault(formal.type_str, name) if formal.type_str in allowed else name
         if types[other] != element:

@@ -14,7 +14,8 @@ from partc.compiler.verification import reference
 from partc.compiler.verification.ranks import launch_in_process
 from partc.compiler.verification.verify import verify
 from partc.models.catalogue import build_model
-from partc.runtime.execution.in_process import train_in_process
+from partc.runtime.errors import Diverged
+from partc.runtime.execution.in_process import RanksInProcess, train_in_process
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Start, rounding_of
@@ -66,6 +67,22 @@ def test_rounded_sums_are_near_exact_ones_and_half_as_long(
     assert kinds == ({"all_reduce"} if strategy == "allreduce" else {"reduce_scatter"})
     sent, of_exact = (sum(rank.values_sent for rank in r.exchanged.values()) for r in (result, expected))
     assert sent < of_exact
+
+
+@pytest.mark.parametrize(("rounding", "is_lost"), [("float16", True), ("bfloat16", False)])
+def test_a_sum_beyond_float16_is_blamed_on_its_rounding(tmp_path: Path, rounding: str, is_lost: bool) -> None:
+    plan = compiled(tmp_path / "out", "1x3", "allreduce", rounding)
+    start = train_in_process(plan, []).variables
+    beyond = {name: value * (1e6 if value.ndim > 1 else 1) for name, value in start.items()}
+    ranks = RanksInProcess(plan, beyond)
+    ranks.step(random_batches(plan.plan, 1)[0])
+
+    if not is_lost:
+        ranks.check_variables(1)
+        return
+    with pytest.raises(Diverged, match="is not finite after step 1") as refusal:
+        ranks.check_variables(1)
+    assert refusal.value.fix.startswith("compile without `--round-sums float16`")
 
 
 @pytest.mark.parametrize(("cluster", "strategy"), [("1x3", "allreduce"), ("3x1", "ps")])

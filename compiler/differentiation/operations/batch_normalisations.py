@@ -10,7 +10,7 @@ from functools import partial
 import onnx
 from onnx import helper
 
-from partc.compiler.differentiation.operations.rewriting import UNOPTIMISED, Rewriting
+from partc.compiler.differentiation.operations.operation_rewriting import UNOPTIMISED, OperationRewriting
 from partc.compiler.differentiation.parameters.exporter_facts import operation_of
 from partc.passes.graph.operation_builder import OperationBuilder
 from partc.runtime.errors import UnsupportedModel
@@ -19,7 +19,7 @@ from partc.runtime.errors import UnsupportedModel
 _OF_BATCH = re.compile(r"batch_norm\w*\.(?!no_stats)\w+\]\(args = \((?:(?:%\w+|None), )+True, ([^,]+), ")
 
 
-def train_normalisations(graph: onnx.GraphProto) -> dict[int, Rewriting]:
+def train_normalisations(graph: onnx.GraphProto) -> dict[int, OperationRewriting]:
     """Return how nodes at places become normalisations in training. Raises UnsupportedModel."""
     momentum = {
         place: 1 - float(found[1])

@@ -13,7 +13,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from partc.compiler.differentiation.operations.rewriting import UNOPTIMISED, Rewriting, nodes_by_operation
+from partc.compiler.differentiation.operations.operation_rewriting import (
+    UNOPTIMISED,
+    OperationRewriting,
+    nodes_by_operation,
+)
 from partc.passes.graph.operation_builder import OperationBuilder
 from partc.runtime.errors import UnsupportedModel
 
@@ -25,9 +29,9 @@ _RECURRENCE = re.compile(r"\.(?:lstm|gru)\.\w+\]\(args = \(.*\], \w+, (\d+), ([\
 _RECURRENT_OPS = ("LSTM", "GRU")
 
 
-def draw_dropouts(model: onnx.ModelProto) -> dict[int, Rewriting]:
+def draw_dropouts(model: onnx.ModelProto) -> dict[int, OperationRewriting]:
     """Return how nodes at places become ones that drop. Raises UnsupportedModel for what is not there."""
-    graph, rewritings = model.graph, dict[int, Rewriting]()
+    graph, rewritings = model.graph, dict[int, OperationRewriting]()
     version = max(
         (opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0
     )
@@ -64,7 +68,9 @@ def _ratio_of(operation: str) -> float:
     return float(named[1] if named else arguments[_RATIO] if len(arguments) > _RATIO else 0)
 
 
-def _between_layers(graph: onnx.GraphProto, operation: str, places: list[int]) -> dict[int, Rewriting]:
+def _between_layers(
+    graph: onnx.GraphProto, operation: str, places: list[int]
+) -> dict[int, OperationRewriting]:
     """Return how layers but the first drop of what they read."""
     found = _RECURRENCE.search(operation)
     if found is None or int(found[1]) < 2 or not float(found[2]):

@@ -12,14 +12,14 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from partc.compiler.differentiation.operations.rewriting import Rewriting
+from partc.compiler.differentiation.operations.operation_rewriting import OperationRewriting
 from partc.compiler.differentiation.parameters.exporter_facts import mark_detached, operation_of
 from partc.passes.graph.operation_builder import OperationBuilder
 
 _EMBEDDING = re.compile(r"\.embedding\.\w+\]\(args = \(%\w+, %\w+, (\d+)")
 
 
-def hold_padding(graph: onnx.GraphProto) -> dict[int, Rewriting]:
+def hold_padding(graph: onnx.GraphProto) -> dict[int, OperationRewriting]:
     """Return how lookups at places leave the rows of padding as they are."""
     return {
         place: partial(_hold, padding=int(found[1]))

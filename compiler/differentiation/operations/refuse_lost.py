@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from partc.compiler.differentiation.operations.rewriting import UNOPTIMISED, nodes_by_operation
+from partc.compiler.differentiation.operations.operation_rewriting import UNOPTIMISED, nodes_by_operation
 from partc.compiler.differentiation.parameters.exporter_facts import operation_of, tensors_read
 from partc.runtime.errors import UnsupportedModel
 

@@ -84,3 +84,12 @@ def test_a_forward_model_is_refused_before_it_is_differentiated() -> None:
 
     with pytest.raises(BadModel, match="'h' is of double and 'rate' of float, where Mul takes one type"):
         build_training_graph(forward, loss="loss", optimizer=SGD(0.1))
+
+
+def test_probabilities_as_labels_are_not_to_be_cast_to_classes() -> None:
+    text = "g (float[4, 3] x, float[4, 3] p) => (float loss) { loss = SoftmaxCrossEntropyLoss (x, p) }"
+
+    with pytest.raises(BadModel, match="no meaning for 'p' of float") as refusal:
+        check_element_types(infer_shapes(parse(text)))
+
+    assert refusal.value.fix.startswith("give classes, which are integers; of probabilities write out")

@@ -9,7 +9,7 @@ from partc.compiler.differentiation.parameters.exporter_facts import operation_o
 from partc.passes.graph.operation_builder import OperationBuilder
 
 # Returns what takes a node's place; the node may be changed for it.
-Rewriting = Callable[[onnx.NodeProto, OperationBuilder], Sequence[onnx.NodeProto]]
+OperationRewriting = Callable[[onnx.NodeProto, OperationBuilder], Sequence[onnx.NodeProto]]
 
 UNOPTIMISED = "export with torch.onnx.export(..., optimize=False)"
 
