@@ -61,10 +61,11 @@ class TrainingPosition(Record, frozen=True, omit_defaults=True):
     step: int  # steps that are done; in the mean of asynchronous workers
     seed: int
     batches: int  # of the data that were used, by the worker that is furthest
-    samples: int | None  # in these batches; None: no input says how many a step takes
+    samples: int | None  # in these batches; None: nobody has counted them
     data: str  # as it was named
     workers: tuple[int, ...] = ()  # steps that each worker of asynchronous training has done
     is_shuffled: bool | None = None  # the samples of files; None: a checkpoint that does not tell
+    shards: int | None = None  # whose batches were read, one of each a step; 0: total batches; None: not told
 
 
 class Manifest(Record, frozen=True):

@@ -4,11 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from partc.runtime.checkpoints.manifest import TrainingPosition, newest_checkpoint
+import msgspec
+
+from partc.runtime.checkpoints.manifest import MANIFEST_FILE, TrainingPosition, newest_checkpoint
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.data.batches import samples_of_step
+from partc.runtime.data.feeds import is_stream
 from partc.runtime.data.sample_files import is_of_samples
-from partc.runtime.errors import BadUsage
+from partc.runtime.errors import BadCheckpoint, BadUsage
 from partc.runtime.plan.program import Plan
 
 
@@ -28,11 +31,12 @@ class StartPoint:
     """What was trained before: steps, batches of the data that this plan reads, and who has the variables.
 
     `workers`: of an asynchronous plan, the steps of each worker; `step` is their mean then, and `batches`
-    those of the worker that is furthest.
+    those of the worker that is furthest. `samples`: in these batches; None: nobody has counted them.
     """
 
     step: int = 0
     batches: int = 0
+    samples: int | None = 0
     seed: int = 0
     checkpoint: Path | None = None
     workers: tuple[int, ...] = ()
@@ -49,10 +53,11 @@ def resume_from(
 ) -> StartPoint:
     """Return the newest whole checkpoint's place; the beginning where there is no checkpoint.
 
-    `seed`: as asked for; None: the checkpoint's. A plan that takes more or fewer samples in a step goes on
-    with the first whole batch that was not used. An asynchronous plan's total batch is that of all
-    workers: each goes on where it was, if there are as many and their batches are as large; otherwise all
-    begin alike. Raises BadCheckpoint, and BadUsage of another seed, or the same data in another order.
+    `plan`: with the sizes of the data that it is to read. `seed`: as asked for; None: the checkpoint's. A
+    plan that takes more or fewer samples in a step goes on with the first whole batch that was not used. An
+    asynchronous plan's total batch is that of all workers: each goes on where it was, if there are as many
+    and their batches are as large; otherwise all begin alike. Raises BadCheckpoint, and BadUsage of another
+    seed, or the same data in another order.
     """
     count = len(plan.asynchronous)
     newest, faults = newest_checkpoint(checkpoints)
@@ -73,11 +78,17 @@ def resume_from(
             fix=f"leave it out, or give {position.seed}",
         )
     _compare_data(position, data, tell)
-    batches = _batches(plan, position.samples, position.batches)
+    samples_of_batch = _samples_of_batch(plan, data.name)
+    batches, samples = position.batches, position.samples
+    if samples_of_batch is not None and samples is not None:
+        batches = -(-samples // samples_of_batch)
+        samples = batches * samples_of_batch
+    elif is_stream(data.name):
+        batches = _batches_of_stream(stored, plan)
     is_alike = len(position.workers) == count and batches == position.batches
     workers = position.workers if is_alike else (position.step,) * count
     order = position.is_shuffled if data.is_shuffled is None else data.is_shuffled
-    return StartPoint(position.step, batches, position.seed, newest, workers, bool(order))
+    return StartPoint(position.step, batches, samples, position.seed, newest, workers, bool(order))
 
 
 def _compare_data(position: TrainingPosition, data: DataAsked, tell: Callable[[str], None]) -> None:
@@ -100,6 +111,23 @@ def _is_same(one: str, other: str) -> bool:
     return one == other or (are_files and Path(one).resolve() == Path(other).resolve())
 
 
-def _batches(plan: Plan, samples: int | None, batches: int) -> int:
-    a_step = samples_of_step(plan)
-    return batches if samples is None or a_step is None else -(-samples // a_step)
+def _samples_of_batch(plan: Plan, data: str) -> int | None:
+    """Return how many samples a batch of the data has; None where only the data say it.
+
+    What a plan assumes of a size that is left open binds what it takes of files, and no stream.
+    """
+    return samples_of_step(msgspec.structs.replace(plan, sizes={}) if is_stream(data) else plan)
+
+
+def _batches_of_stream(stored: StoredValues, plan: Plan) -> int:
+    """Return how many batches of a stream were used, of whatever size. Raises BadCheckpoint."""
+    position, plan_sha256 = stored.manifest.position, stored.manifest.plan_sha256
+    if position.shards is None and is_stream(position.data) and plan_sha256 != plan.sha256:
+        raise BadCheckpoint(
+            "a checkpoint of an earlier partc: it does not tell whether replicas read batches of their own",
+            at=str(stored.folder / MANIFEST_FILE),
+            fix="go on with the plan that wrote it, from whose next checkpoint any plan goes on",
+        )
+    if position.shards and plan.batch == "per-replica":  # a shard's batch is as large among more or fewer
+        return -(-position.batches * position.shards // plan.replicas)
+    return position.batches

@@ -21,7 +21,7 @@ class StoredValues:
     """The variables of one checkpoint. Of its files only what is asked for is read."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self.manifest: Manifest = read_manifest(folder)
 
     def part(self, name: str, box: Box | None = None) -> Array:
@@ -33,7 +33,7 @@ class StoredValues:
             had = _indices(variable.shape, piece.box)
             common = [np.intersect1d(w, h, True, True) for w, h in zip(part_indices, had, strict=True)]
             if all(len(indices) for indices, _, _ in common):
-                source = map_array(self._folder / file, name)
+                source = map_array(self.folder / file, name)
                 targets = [_run(places) for _, places, _ in common]
                 sources = [_run(places) for _, _, places in common]
                 _copy(local, targets, source, sources)
@@ -51,7 +51,7 @@ class StoredValues:
         if faults := list(_differences(stored, needed)):
             raise BadCheckpoint(
                 f"a checkpoint of another model: {'; '.join(faults[:3])}{'; ...' if len(faults) > 3 else ''}",
-                at=str(self._folder),
+                at=str(self.folder),
                 fix="go on with a plan of the model, loss and optimizer that it was trained with",
             )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from partc.runtime.data.column import Column
@@ -30,6 +31,19 @@ def samples_of_step(plan: Plan) -> int | None:
         if data_input.sample_axis is not None:
             size = total_shape(plan, data_input)[data_input.sample_axis]
             return size if isinstance(size, int) else None
+    return None
+
+
+def samples_fed(plan: Plan, rank: Rank, share: Mapping[str, Array]) -> int | None:
+    """Return how many samples all replicas take in a step, by one rank's share; None where that has none.
+
+    What the plan assumes is not asked: a stream's batches are of the size that they have.
+    """
+    if (fixed := samples_of_step(msgspec.structs.replace(plan, sizes={}))) is not None:
+        return fixed
+    for data_input in plan.data_inputs if rank.replica is not None else ():
+        if data_input.sample_axis is not None and data_input.name in share:
+            return int(share[data_input.name].shape[data_input.sample_axis]) * plan.replicas
     return None
 
 

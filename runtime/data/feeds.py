@@ -45,6 +45,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # What synthetic data feeds a scalar that all samples share: a learning rate, a temperature.
 SYNTHETIC_SCALAR = 0.01
+SYNTHETIC = "synthetic"
 STAGED_FILE = "staged-batches.npz"  # of batches that were handed over, in a job's folder
 
 
@@ -99,7 +100,7 @@ def open_source(
             at="--shuffle",
             fix="give files of samples with --data, or let a function that takes `seed` shuffle its own",
         )
-    if data == "synthetic":
+    if data == SYNTHETIC:
         return SyntheticSource(plan, seed)
     if ":" in data:
         function = find_function(data)
@@ -201,6 +202,17 @@ class FunctionSource:
     def place(self, rank: Rank | None, step: int, data_input: DataInput, index: Index) -> str:
         """Say which element of a batch it is."""
         return place_in_batch(self._name, self._plan, rank, step, data_input, index)
+
+
+def is_stream(data: str) -> bool:
+    """Tell whether data are batches one behind the other, of whatever size: handed over, or a function's."""
+    return data != SYNTHETIC and not is_of_samples(data)
+
+
+def shards_of(data: str, replicas: int) -> int:
+    """Return of how many shards a step reads a batch each; 0: it reads a total batch. Raises BadData."""
+    is_function = bool(data) and is_stream(data)
+    return replicas if is_function and is_read_by_shard(find_function(data)) else 0
 
 
 def find_function(name: str) -> Any:  # whatever the user's module has under that name

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from partc.runtime.checkpoints.resume import DataAsked, StartPoint, resume_from
@@ -89,7 +90,8 @@ class Stepper:
         with ExitStack() as held:
             if checkpoints is not None:
                 held.enter_context(training_folders(folder.path, checkpoints))
-            self.begun = _begin(folder.plan, checkpoints, seed, data)
+            sized = msgspec.structs.replace(self.plan, sizes=self.plan.sizes | dict(sizes or {}))
+            self.begun = _begin(sized, checkpoints, seed, data)
             self._at_the_end = held.pop_all()
         self.steps = self.begun.step  # trained so far
         self.times: dict[int, RankTimes] = {}  # rank -> the traced steps
@@ -116,6 +118,7 @@ class Stepper:
             traced_steps=traced_steps,
             first_step=self.begun.step,
             first_batch=self.begun.batches,
+            first_samples=self.begun.samples,
             data_name=data,
             resumed_from="" if self.begun.checkpoint is None else str(self.begun.checkpoint.resolve()),
             checkpoints=checkpoints,

@@ -21,9 +21,9 @@ from mpi4py import MPI
 from partc.runtime.checkpoints.manifest import TrainingPosition
 from partc.runtime.checkpoints.not_saved import Unsaved
 from partc.runtime.checkpoints.stored_values import StoredValues
-from partc.runtime.data.batches import samples_of_step
+from partc.runtime.data.batches import samples_fed, samples_of_step
 from partc.runtime.data.checkpoint import map_arrays
-from partc.runtime.data.feeds import Shares, open_source
+from partc.runtime.data.feeds import Shares, is_stream, open_source, shards_of
 from partc.runtime.data.initial import FirstValues, InitialValues
 from partc.runtime.data.not_finite import with_cause
 from partc.runtime.data.prefetch import Prefetched
@@ -121,6 +121,7 @@ class Daemon:
         self._neighbours = _ranks_on_machine(world)
         self._patience = Patience(spin_s_for(self._threads_on_machine()), self._job.deadline_s)
         self._feeds: dict[str, Array] = {}  # of the step
+        self._samples: int | None = 0  # that all replicas were fed; None: this rank's share does not tell
         self._reporter = Reporter(self._job, self._job.first_step)
         self._wait_reporter = WaitReporter(self._job, f"rank {world.rank}")
         self.step = 0
@@ -171,6 +172,7 @@ class Daemon:
     def _train_step(self) -> None:
         self._track.begin(self._step_of_training, self._track.place("reading data"))
         self._feeds = self._source.share(self._rank, self._batch)
+        self._count_samples()
         step = self._step_of_training - 1
         drawn = draw_share(self._plan, self._rank, self._feeds, step, self._job.seed)
         self._patience.through(self._executor.step({**self._feeds, **drawn}), self._rank.rank)
@@ -178,6 +180,12 @@ class Daemon:
         if self._job.stop_when_diverged:
             self._check_loss()
             self._watch.check(self._step_of_training, is_last=self.step == self._job.steps)
+
+    def _count_samples(self) -> None:
+        fed = samples_fed(self._plan, self._rank, self._feeds)
+        if fed is None and not is_stream(self._job.data):
+            fed = samples_of_step(self._plan)
+        self._samples = None if self._samples is None or fed is None else self._samples + fed
 
     @property
     def _step_of_training(self) -> int:
@@ -206,15 +214,19 @@ class Daemon:
         return agreed.stops
 
     def _training_position(self) -> TrainingPosition:
-        batches, samples = self._job.first_batch + self.step, samples_of_step(self._plan)
+        before = self._job.first_samples
         return TrainingPosition(
             step=self._step_of_training,
             seed=self._job.seed,
-            batches=batches,
-            samples=None if samples is None else batches * samples,
+            batches=self._job.first_batch + self.step,
+            samples=None if before is None or self._samples is None else before + self._samples,
             data=self._job.data_name,
             is_shuffled=self._job.is_shuffled,
+            shards=self._shards_of_data(),
         )
+
+    def _shards_of_data(self) -> int:
+        return shards_of(self._job.data, self._plan.replicas)
 
     def _open_logs(self, at_the_end: ExitStack) -> Callable[[], None]:
         """Open what takes each step's outputs, and return what writes them."""

@@ -78,6 +78,7 @@ class Job(Record, frozen=True):
     traced_steps: TracedSteps = 0  # are timed, instruction by instruction
     first_step: int = 0  # steps that were trained before: random numbers go on behind them
     first_batch: int = 0  # batches that were used before
+    first_samples: int | None = 0  # in them; None: nobody has counted them
     data_from: int = 0  # the batch with which `data` begins: batches that are handed over begin behind these
     data_name: str = ""  # as it was asked for
     resumed_from: str = ""  # the checkpoint that the variables come from

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from partc.runtime.asynchronous.collect import check_sessions_request, collect_sessions
@@ -136,7 +137,8 @@ class Runner:
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
         asked = DataAsked(str(data) if isinstance(data, str | Path) else "", shuffle)
         with self._folders(save, checkpoints):
-            start = self._begin(steps, seed, asked, checkpoints, resume, on_progress)
+            plan = _plan_of_data(self._folder.plan, sizes or {})
+            start = self._begin(plan, steps, seed, asked, checkpoints, resume, on_progress)
             if start.checkpoint is not None and start.step == steps:
                 return self._already_trained(start.checkpoint, start.step, save)
             traced = middle_of(start.step + 1, steps) if traced_steps == MIDDLE else traced_steps
@@ -145,7 +147,8 @@ class Runner:
             lag = start.furthest - slowest
             with job_folder(self._folder.path) as folder:
                 consumed = start.batches - lag
-                staged, data_sizes = self._stage(data, consumed, steps - start.furthest + lag, folder)
+                unused = data if isinstance(data, str | Path) else islice(data, consumed, None)
+                staged, data_sizes = stage_data(plan, unused, steps - start.furthest + lag, folder)
                 job = Job(
                     plan_folder=str(self._folder.path.resolve()),
                     steps=steps - start.step,
@@ -161,6 +164,7 @@ class Runner:
                     traced_steps=traced,
                     first_step=start.step,
                     first_batch=start.batches,
+                    first_samples=start.samples,
                     data_from=0 if isinstance(data, str | Path) else consumed,
                     data_name=asked.name,
                     resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
@@ -185,6 +189,7 @@ class Runner:
 
     def _begin(
         self,
+        plan: Plan,
         steps: int,
         seed: int | None,
         data: DataAsked,
@@ -193,7 +198,6 @@ class Runner:
         on_progress: OnProgress | None,
     ) -> StartPoint:
         """Return where training begins, and make way for its checkpoints."""
-        plan = self._folder.plan
         if resume and checkpoints is None:
             fix = "give checkpoints=Checkpoints(folder), from which it goes on"
             raise BadUsage("no checkpoints to resume from", at="Runner.train(resume=True)", fix=fix)
@@ -206,7 +210,7 @@ class Runner:
             refuse_others(folder)
             return anew
         start = resume_from(
-            plan_of_data(plan) if plan.asynchronous else plan,
+            plan,
             folder,
             seed,
             data,
@@ -228,13 +232,6 @@ class Runner:
             return TrainingResult(variables, first_step=steps)
         write_tensors(trained, stored.whole())
         return TrainingResult(map_arrays(trained, is_writable=True), first_step=steps)
-
-    def _stage(
-        self, data: str | Path | Batches, consumed: int, steps: int, folder: Path
-    ) -> tuple[str, dict[str, int]]:
-        plan = self._folder.plan
-        unused = data if isinstance(data, str | Path) else islice(data, consumed, None)
-        return stage_data(plan_of_data(plan) if plan.asynchronous else plan, unused, steps, folder)
 
     def _keep(
         self, folder: Path, job: Job, result: TrainingResult, save: bool, keep_in: Path | None
@@ -334,6 +331,13 @@ def _check_sizes(sizes: Mapping[str, int], plan: Plan) -> None:
             at="sizes",
             fix=f"compile with --size {other[0]}={sizes[other[0]]}",
         )
+
+
+def _plan_of_data(plan: Plan, sizes: Mapping[str, int]) -> Plan:
+    """Return the plan as data sources see it, with sizes that are not its own."""
+    if plan.asynchronous:
+        return plan_of_data(plan, sizes)
+    return msgspec.structs.replace(plan, sizes=plan.sizes | dict(sizes))
 
 
 def _check_traced(traced: TracedSteps, done: int, steps: int) -> None:

@@ -27,6 +27,7 @@ def stored_checkpoint(
     step: int,
     variables: Mapping[str, np.ndarray],
     boxes: Mapping[str, Sequence[Box | None]] | None = None,
+    position: TrainingPosition | None = None,
 ) -> Path:
     """Write a checkpoint in which a rank more has each next box of a variable."""
     folder = checkpoints / folder_of(step)
@@ -41,7 +42,7 @@ def stored_checkpoint(
         files[path.name] = StoredFile(path.stat().st_size, sha256_of_file(path), pieces)
     manifest = Manifest(
         format=CHECKPOINT_FORMAT,
-        position=TrainingPosition(step, 0, step, None, ""),
+        position=position or TrainingPosition(step, 0, step, None, ""),
         model_sha256="",
         plan_sha256="",
         written_at="2026-01-01T00:00:00+00:00",

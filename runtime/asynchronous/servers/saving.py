@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from partc.runtime.asynchronous.sessions.session import plan_of_data, servers_of
@@ -17,6 +18,7 @@ from partc.runtime.checkpoints.manifest import StoredPiece, TrainingPosition
 from partc.runtime.checkpoints.not_saved import Unsaved, number_of, probe_folder, repair_of
 from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, PiecesOfRanks
 from partc.runtime.data.batches import samples_of_step
+from partc.runtime.data.feeds import is_stream, shards_of
 from partc.runtime.jobs.job import Checkpoints, Job, notify, tell_saved
 from partc.runtime.jobs.results import owners_of, pieces_among
 from partc.runtime.plan.program import Plan
@@ -116,17 +118,24 @@ class ServerSaving:
 
     def _position(self, steps: tuple[int, ...]) -> TrainingPosition:
         before = self._job.worker_steps
-        batches = self._job.first_batch + max(steps) - max(before)
-        samples = samples_of_step(plan_of_data(self._plan, self._job.sizes))
+        trained = max(steps) - max(before)
         return TrainingPosition(
             step=sum(steps) // len(steps),
             seed=self._job.seed,
-            batches=batches,
-            samples=None if samples is None else batches * samples,
+            batches=self._job.first_batch + trained,
+            samples=self._samples_after(trained),
             data=self._job.data_name,
             is_shuffled=self._job.is_shuffled,
             workers=steps,
+            shards=shards_of(self._job.data, len(self._plan.asynchronous)),
         )
+
+    def _samples_after(self, batches: int) -> int | None:
+        """Return how many samples were used after so many further batches; None where only workers know."""
+        job, plan = self._job, plan_of_data(self._plan, self._job.sizes)
+        known = msgspec.structs.replace(plan, sizes={}) if is_stream(job.data) else plan
+        samples = samples_of_step(known)
+        return None if samples is None or job.first_samples is None else job.first_samples + batches * samples
 
 
 def _why(rank: int, fault: Exception | None) -> str:

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ from partc.runtime.jobs.job import Checkpoints, JobMessage, Notice
 from partc.runtime.jobs.metrics import read_metrics
 from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.jobs.runner import Runner
+from partc.runtime.plan.plan_folder import PlanFolder
 from tests.builders.plans.boxed_plans import LAYOUTS, boxed_momentum, momentum_batches
 from tests.builders.plans.compiled_steps import Compiled, compile_step, random_batches
 from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
@@ -142,6 +144,64 @@ def test_an_entry_a_step_is_that_of_the_training_though_steps_take_more(tmp_path
     ]
     expected = train_in_process(four, batches, begun.variables).variables["W"]
     np.testing.assert_allclose(rest.variables["W"], expected, rtol=1e-12)
+
+
+STREAMS = """
+import numpy as np
+DATA = np.load(FILE)
+
+def cut(part, parts, start):
+    size = 20 // parts
+    for n in range(start * parts + part, 5 * parts, parts):
+        yield {name: DATA[name][size * n : size * (n + 1)] for name in DATA}
+
+def batches(start=0):
+    return cut(0, 1, start)
+
+def shards(num_shards, shard_id, start=0):
+    return cut(shard_id, num_shards, start)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [("handed over", 2), ("file", 1), ("function", 1), ("shards", 2)],
+)
+def test_batches_of_another_size_than_assumed_go_on_where_they_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ranks: int
+) -> None:
+    """Steps of 20 samples, where plans of a symbolic batch assume other sizes, and each another one."""
+    forward = build_model("mlp", dtype="float64", sizes=[6, 10, 3])
+    model = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+    first, second = (
+        compile_step(
+            import_training_graph(model), tmp_path / name, shape, "allreduce", sizes={"batch": 8}
+        ).folder
+        for name, shape in (("first", "1x2"), ("second", f"1x{ranks}"))
+    )
+    batches = random_batches(msgspec.structs.replace(first.plan, sizes={"batch": 10}), 5)
+    file, kept = tmp_path / "data.npz", tmp_path / "kept"
+    np.savez(file, allow_pickle=False, **{n: np.concatenate([b[n] for b in batches]) for n in batches[0]})
+    (tmp_path / "streams.py").write_text(STREAMS.replace("FILE", repr(str(file))))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    function = f"streams:{'shards' if kind == 'shards' else 'batches'}"
+    data = {"handed over": batches, "file": file}.get(kind, function)
+
+    def train(folder: PlanFolder, steps: int, replicas: int, *, resume: bool) -> None:
+        sizes = {"batch": 20 // replicas} if kind == "file" else None
+        saves = Checkpoints(str(kept), every_steps=100)
+        Runner(folder).train(data, steps, checkpoints=saves, resume=resume, sizes=sizes, save=False)
+
+    train(first, 3, 2, resume=False)
+    train(second, 5, ranks, resume=True)
+
+    for steps in (3, 5):
+        position = StoredValues(kept / folder_of(steps)).manifest.position
+        assert (position.batches, position.samples) == (steps, 20 * steps)
+    expected = train_in_process(second, batches).variables
+    for name, value in expected.items():
+        trained = StoredValues(kept / folder_of(5)).part(name)
+        np.testing.assert_allclose(trained, value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_the_same_samples_in_another_order_are_refused(tmp_path: Path) -> None:
