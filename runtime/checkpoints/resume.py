@@ -1,8 +1,9 @@
 """Find out where to go on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 
 import msgspec
 
@@ -26,12 +27,17 @@ class DataAsked:
     is_shuffled: bool | None = False
 
 
+def _new_training() -> str:
+    return token_hex(8)
+
+
 @dataclass(frozen=True, slots=True)
 class StartPoint:
     """What was trained before: steps, batches of the data that this plan reads, and who has the variables.
 
     `workers`: of an asynchronous plan, the steps of each worker; `step` is their mean then, and `batches`
     those of the worker that is furthest. `samples`: in these batches; None: nobody has counted them.
+    `training`: which training it is; one that begins is another than all before.
     """
 
     step: int = 0
@@ -41,6 +47,7 @@ class StartPoint:
     checkpoint: Path | None = None
     workers: tuple[int, ...] = ()
     is_shuffled: bool = False
+    training: str = field(default_factory=_new_training)
 
     @property
     def furthest(self) -> int:
@@ -88,7 +95,9 @@ def resume_from(
     is_alike = len(position.workers) == count and batches == position.batches
     workers = position.workers if is_alike else (position.step,) * count
     order = position.is_shuffled if data.is_shuffled is None else data.is_shuffled
-    return StartPoint(position.step, batches, samples, position.seed, newest, workers, bool(order))
+    return StartPoint(
+        position.step, batches, samples, position.seed, newest, workers, bool(order), position.training
+    )
 
 
 def _compare_data(position: TrainingPosition, data: DataAsked, tell: Callable[[str], None]) -> None:

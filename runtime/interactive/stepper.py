@@ -122,6 +122,7 @@ class Stepper:
             data_name=data,
             resumed_from="" if self.begun.checkpoint is None else str(self.begun.checkpoint.resolve()),
             checkpoints=checkpoints,
+            training=self.begun.training,
         )
         try:
             self._begin_daemons(job, initial, addresses)

@@ -222,6 +222,7 @@ class Daemon:
             samples=None if before is None or self._samples is None else before + self._samples,
             data=self._job.data_name,
             is_shuffled=self._job.is_shuffled,
+            training=self._job.training,
             shards=self._shards_of_data(),
         )
 
@@ -233,7 +234,7 @@ class Daemon:
         if not self._leads_replica:
             return lambda: None
         path = self._job.metrics_file if self._rank.replica == 0 else ""
-        metrics = MetricsLog(Path(path), self._job.first_step, notify) if path else None
+        metrics = MetricsLog(Path(path), self._job.first_step, self._job.training, notify) if path else None
         if metrics is not None:
             at_the_end.enter_context(closing(metrics))
         log = at_the_end.enter_context(OutputLog(outputs_file(self._folder, self._rank.rank)))

@@ -84,6 +84,7 @@ class Job(Record, frozen=True):
     resumed_from: str = ""  # the checkpoint that the variables come from
     checkpoints: Checkpoints | None = None
     metrics_file: str = ""  # takes a line of every step
+    training: str = ""  # which training it is, with all that went on with it
     tells_waiting: bool = False  # ranks say now and then how much they waited
     worker_steps: tuple[
         int, ...

@@ -170,6 +170,7 @@ class Runner:
                     resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
                     checkpoints=checkpoints,
                     metrics_file="" if metrics is None else str(metrics.resolve()),
+                    training=start.training,
                     worker_steps=start.workers,
                     tells_waiting=tells_waiting,
                 )

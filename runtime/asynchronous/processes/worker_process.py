@@ -137,9 +137,8 @@ class WorkerProcess(SessionProcess):
         """Open the file of every step's metrics, which are the first worker's."""
         if self._worker.number != 0 or not self.job.metrics_file:
             return None
-        return at_the_end.enter_context(
-            closing(MetricsLog(Path(self.job.metrics_file), self._worker.trained, notify))
-        )
+        path, job = Path(self.job.metrics_file), self.job
+        return at_the_end.enter_context(closing(MetricsLog(path, self._worker.trained, job.training, notify)))
 
     def _feeds(self) -> dict[int, Mapping[str, Array]]:
         return {rank.rank: self._feeds_of(self._seen(rank)) for rank in own_ranks(self.plan)}

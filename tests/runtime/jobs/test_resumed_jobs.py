@@ -103,6 +103,19 @@ def test_ranks_and_strategies_change_on_the_way(tmp_path: Path) -> None:
         np.testing.assert_allclose(trained.part(name), value, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+def test_a_training_that_goes_on_elsewhere_leaves_no_lines_of_the_one_that_was_there(tmp_path: Path) -> None:
+    here, there = (linear_all_reduce(tmp_path / name, 2) for name in ("here", "there"))
+    batches, asked = linear_batches(2, steps=4), Checkpoints(str(tmp_path / "kept"), every_steps=2)
+    metrics = tmp_path / "metrics.jsonl"
+    Runner(here).train(batches, 3, metrics=metrics)
+    Runner(there).train(batches, 2, checkpoints=asked, seed=3)
+
+    Runner(here).train(batches, 3, checkpoints=asked, resume=True, metrics=metrics)
+    Runner(here).train(batches, 4, checkpoints=asked, resume=True, metrics=metrics)
+
+    assert [line.step for line in read_metrics(metrics)] == [3, 4]
+
+
 def a_file_of_samples(tmp_path: Path, steps: int) -> Path:
     batches = linear_batches(2, steps=steps)
     joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
