@@ -101,7 +101,8 @@ def _print_files(folder: Path, steps: int) -> None:
     begun_s = time.perf_counter()
     count = sum(1 for _ in read_metrics(folder / METRICS_FILE))
     read_s = time.perf_counter() - begun_s
-    log = MetricsLog(folder / METRICS_FILE, steps, "", print)
+    training = next(read_metrics(folder / METRICS_FILE)).training
+    log = MetricsLog(folder / METRICS_FILE, steps, training, print)
     begun_s = time.perf_counter()
     log.append(steps + 1, 0.0)
     log.close()

@@ -65,6 +65,7 @@ class TrainingPosition(Record, frozen=True, omit_defaults=True):
     data: str  # as it was named
     workers: tuple[int, ...] = ()  # steps that each worker of asynchronous training has done
     is_shuffled: bool | None = None  # the samples of files; None: a checkpoint that does not tell
+    file_samples: int | None = None  # that files held; None: not told
     training: str = ""  # which training it is, with all that went on with it; empty: not told
     shards: int | None = None  # whose batches were read, one of each a step; 0: total batches; None: not told
 

@@ -1,6 +1,7 @@
 """Find out where to go on."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
@@ -11,8 +12,8 @@ from partc.runtime.checkpoints.manifest import MANIFEST_FILE, TrainingPosition, 
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.data.feeds import is_stream
-from partc.runtime.data.sample_files import is_of_samples
-from partc.runtime.errors import BadCheckpoint, BadUsage
+from partc.runtime.data.sample_files import count_samples, is_of_samples
+from partc.runtime.errors import BadCheckpoint, BadData, BadUsage
 from partc.runtime.plan.program import Plan
 
 
@@ -20,11 +21,23 @@ from partc.runtime.plan.program import Plan
 class DataAsked:
     """What a training is to read: data as they are named, empty where batches are handed over.
 
-    `is_shuffled`: the samples of files; None: as those before were.
+    `is_shuffled`: the samples of files; None: as those before were. `file_samples`: how many those are.
     """
 
     name: str
     is_shuffled: bool | None = False
+    file_samples: int | None = None
+
+
+def data_asked(plan: Plan, name: str, is_shuffled: bool | None) -> DataAsked:
+    """Return what a plan is to read, with how many samples files hold, where this host has them."""
+    data_input = next((entry for entry in plan.data_inputs if entry.sample_axis is not None), None)
+    if data_input is None or data_input.sample_axis is None or not is_of_samples(name):
+        return DataAsked(name, is_shuffled)
+    with suppress(BadData, BadUsage):  # who reads it tells what is wrong
+        count = count_samples(Path(name), data_input.name, data_input.sample_axis)
+        return DataAsked(name, is_shuffled, count)
+    return DataAsked(name, is_shuffled)
 
 
 def _new_training() -> str:
@@ -112,6 +125,25 @@ def _compare_data(position: TrainingPosition, data: DataAsked, tell: Callable[[s
             at="--shuffle",
             fix=f"{'give' if position.is_shuffled else 'leave out'} --shuffle as before",
         )
+    elif None not in (position.file_samples, data.file_samples):
+        _compare_counts(position, data, tell)
+
+
+def _compare_counts(position: TrainingPosition, data: DataAsked, tell: Callable[[str], None]) -> None:
+    """Tell of a file that has become longer or shorter. Raises BadUsage where that changes its order."""
+    now, before = data.file_samples or 0, position.file_samples or 0
+    if now == before:
+        return
+    what = f"{data.name} holds {now:,} samples, where training began with {before:,}"
+    is_first_epoch = position.samples is not None and position.samples <= min(now, before)
+    if is_first_epoch and not position.is_shuffled:
+        tell(what)
+        return
+    raise BadUsage(
+        f"{what}: in the order of that many some would come twice",
+        at=data.name,
+        fix="give it as it was, or under another name: that is taken for other data, and read on from there",
+    )
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -56,6 +56,15 @@ def map_npz(path: Path) -> dict[str, Array]:
         raise _unreadable(error, path) from error
 
 
+def shape_in_npz(path: Path, name: str) -> tuple[int, ...]:
+    """Return the shape of an array of an .npz file, by its header alone. Raises BadData."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as stream:
+            return _read_header(stream)[0]
+    except Exception as error:  # of a damaged archive zipfile, zlib and numpy raise a dozen classes
+        raise _unreadable(error, path) from error
+
+
 def map_npy(path: Path) -> Array:
     """Return the array of an .npy file without reading it. Raises BadData."""
     try:

@@ -9,14 +9,15 @@
 A column of a Parquet file has samples first; they are put along the input's sample axis.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from partc.runtime.data.column import Column
-from partc.runtime.data.npz import map_npy, map_npz
+from partc.runtime.data.npz import map_npy, map_npz, shape_in_npz
 from partc.runtime.errors import BadData, BadUsage
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,6 +46,25 @@ def open_samples(path: Path, axes: Axes) -> dict[str, Column]:
     raise BadData("a folder without data", at=str(path), fix=f"give a folder of {_KINDS}")
 
 
+def count_samples(path: Path, name: str, axis: int) -> int:
+    """Return how many samples of an input a path holds, without reading them. Raises BadData."""
+    if not path.is_dir():
+        files = [path]
+    elif (array := path / f"{name}.npy").exists():
+        return _length(map_npy(array).shape, axis, array)
+    else:
+        files = sorted(path.glob("*.npz")) or sorted(path.glob("*.parquet"))
+    if any(file.suffix == ".parquet" for file in files):
+        return sum(_rows(file) for file in files)
+    return sum(_length(shape_in_npz(file, name), axis, file) for file in files)
+
+
+def _length(shape: tuple[int, ...], axis: int, path: Path) -> int:
+    if axis < len(shape):
+        return shape[axis]
+    raise BadData(f"an array of shape {list(shape)}", at=str(path), fix=f"put samples on its axis {axis}")
+
+
 def _columns(shards: Sequence[Mapping[str, Array]], axes: Axes) -> dict[str, Column]:
     first = shards[0]
     for shard in shards:
@@ -64,7 +84,14 @@ def _columns(shards: Sequence[Mapping[str, Array]], axes: Axes) -> dict[str, Col
     }
 
 
-def _parquet(path: Path, axes: Axes) -> dict[str, Array]:
+def _rows(path: Path) -> int:
+    with _reading_parquet(path) as parquet:
+        return int(parquet.read_metadata(path).num_rows)
+
+
+@contextmanager
+def _reading_parquet(path: Path) -> Iterator[Any]:  # pyarrow's module, which has no types to check against
+    """Give what reads Parquet files, and let what it raises be refused as data."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -75,9 +102,14 @@ def _parquet(path: Path, axes: Axes) -> dict[str, Array]:
             fix="pip install 'partc[parquet]'",
         ) from error
     try:
-        table = pyarrow.parquet.read_table(path)
+        yield pyarrow.parquet
     except (OSError, pyarrow.ArrowException) as error:
         raise BadData(f"no table can be read: {error}", at=str(path), fix="give a Parquet file") from error
+
+
+def _parquet(path: Path, axes: Axes) -> dict[str, Array]:
+    with _reading_parquet(path) as parquet:
+        table = parquet.read_table(path)
     arrays = {name: _numbers(table[name].combine_chunks(), f"{path}: {name}") for name in table.column_names}
     return {name: np.moveaxis(array, 0, axes.get(name) or 0) for name, array in arrays.items()}
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from partc.runtime.checkpoints.resume import DataAsked, StartPoint, resume_from
+from partc.runtime.checkpoints.resume import DataAsked, StartPoint, data_asked, resume_from
 from partc.runtime.checkpoints.training_folders import training_folders
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.checkpoint import read_arrays
@@ -91,7 +91,8 @@ class Stepper:
             if checkpoints is not None:
                 held.enter_context(training_folders(folder.path, checkpoints))
             sized = msgspec.structs.replace(self.plan, sizes=self.plan.sizes | dict(sizes or {}))
-            self.begun = _begin(sized, checkpoints, seed, data)
+            asked = data_asked(sized, data, None)
+            self.begun = _begin(sized, checkpoints, seed, asked)
             self._at_the_end = held.pop_all()
         self.steps = self.begun.step  # trained so far
         self.times: dict[int, RankTimes] = {}  # rank -> the traced steps
@@ -120,6 +121,7 @@ class Stepper:
             first_batch=self.begun.batches,
             first_samples=self.begun.samples,
             data_name=data,
+            file_samples=asked.file_samples,
             resumed_from="" if self.begun.checkpoint is None else str(self.begun.checkpoint.resolve()),
             checkpoints=checkpoints,
             training=self.begun.training,
@@ -322,12 +324,12 @@ def _names_in(fetches: object, plan: Plan) -> Sequence[str]:
     )
 
 
-def _begin(plan: Plan, checkpoints: Checkpoints | None, seed: int | None, data: str) -> StartPoint:
+def _begin(plan: Plan, checkpoints: Checkpoints | None, seed: int | None, data: DataAsked) -> StartPoint:
     """Return where training begins, and make way for its checkpoints."""
     if checkpoints is None:
         return StartPoint(seed=seed or 0)
     remove_parts(Path(checkpoints.folder))
-    return resume_from(plan, Path(checkpoints.folder), seed, DataAsked(data, None), log.info)
+    return resume_from(plan, Path(checkpoints.folder), seed, data, log.info)
 
 
 class _SaveClock:

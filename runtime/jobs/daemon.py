@@ -222,6 +222,7 @@ class Daemon:
             samples=None if before is None or self._samples is None else before + self._samples,
             data=self._job.data_name,
             is_shuffled=self._job.is_shuffled,
+            file_samples=self._job.file_samples,
             training=self._job.training,
             shards=self._shards_of_data(),
         )

@@ -81,6 +81,7 @@ class Job(Record, frozen=True):
     first_samples: int | None = 0  # in them; None: nobody has counted them
     data_from: int = 0  # the batch with which `data` begins: batches that are handed over begin behind these
     data_name: str = ""  # as it was asked for
+    file_samples: int | None = None  # that it holds, if it is files
     resumed_from: str = ""  # the checkpoint that the variables come from
     checkpoints: Checkpoints | None = None
     metrics_file: str = ""  # takes a line of every step

@@ -17,7 +17,7 @@ from partc.runtime.asynchronous.processes.watch import Rules
 from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import refuse_others
-from partc.runtime.checkpoints.resume import DataAsked, StartPoint, resume_from
+from partc.runtime.checkpoints.resume import DataAsked, StartPoint, data_asked, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.training_folders import training_folders
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
@@ -135,9 +135,9 @@ class Runner:
         _check_request(steps, timeout_s, read_after, worker_restarts, save and keep_in is not None)
         _check_sizes(sizes or {}, self._folder.plan)
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
-        asked = DataAsked(str(data) if isinstance(data, str | Path) else "", shuffle)
+        plan = _plan_of_data(self._folder.plan, sizes or {})
+        asked = data_asked(plan, str(data) if isinstance(data, str | Path) else "", shuffle)
         with self._folders(save, checkpoints):
-            plan = _plan_of_data(self._folder.plan, sizes or {})
             start = self._begin(plan, steps, seed, asked, checkpoints, resume, on_progress)
             if start.checkpoint is not None and start.step == steps:
                 return self._already_trained(start.checkpoint, start.step, save)
@@ -167,6 +167,7 @@ class Runner:
                     first_samples=start.samples,
                     data_from=0 if isinstance(data, str | Path) else consumed,
                     data_name=asked.name,
+                    file_samples=asked.file_samples,
                     resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
                     checkpoints=checkpoints,
                     metrics_file="" if metrics is None else str(metrics.resolve()),

@@ -127,6 +127,7 @@ class ServerSaving:
             data=self._job.data_name,
             is_shuffled=self._job.is_shuffled,
             workers=steps,
+            file_samples=self._job.file_samples,
             training=self._job.training,
             shards=shards_of(self._job.data, len(self._plan.asynchronous)),
         )

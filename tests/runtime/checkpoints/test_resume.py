@@ -7,7 +7,7 @@ import pytest
 
 from partc.runtime.checkpoints.manifest import TrainingPosition
 from partc.runtime.checkpoints.resume import DataAsked, StartPoint, resume_from
-from partc.runtime.errors import BadCheckpoint
+from partc.runtime.errors import BadCheckpoint, BadUsage
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
@@ -63,6 +63,27 @@ def test_a_stream_of_batches_that_the_model_fixes_goes_on_by_samples(open_plan: 
     start = gone_on(plan, tmp_path, TrainingPosition(3, 0, 3, 12, "my_data:batches"))
 
     assert (start.batches, start.samples) == (2, 16)
+
+
+@pytest.mark.parametrize(("file_samples", "used"), [(120, 101), (80, 81)])
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_files_that_grew_or_shrank_since_are_refused_where_their_order_is_another(
+    open_plan: Plan, tmp_path: Path, file_samples: int, used: int, is_shuffled: bool
+) -> None:
+    told: list[str] = []
+
+    def resume(used: int, name: str) -> None:
+        position = TrainingPosition(3, 0, 3, used, "data.npz", is_shuffled=is_shuffled, file_samples=100)
+        kept = tmp_path / f"{name}-{used}"
+        stored_checkpoint(kept, 3, {"W": np.ones((3, 2))}, position=position)
+        resume_from(open_plan, kept, None, DataAsked(name, is_shuffled, file_samples), told.append)
+
+    with pytest.raises(BadUsage, match=rf"(?s)holds {file_samples} .* began with 100.*some would come twice"):
+        resume(used, "data.npz")
+    resume(used, "other.npz")
+    if not is_shuffled:  # what was used lies where it did, and what comes behind it, too
+        resume(used - 1, "data.npz")
+        assert told[-1] == f"data.npz holds {file_samples} samples, where training began with 100"
 
 
 def test_an_older_checkpoint_of_a_stream_is_for_the_plan_that_wrote_it(

@@ -11,6 +11,7 @@ from partc.runtime.data import array_source
 from partc.runtime.data.feeds import open_source
 from partc.runtime.data.npz import map_npz
 from partc.runtime.data.prefetch import Prefetched
+from partc.runtime.data.sample_files import count_samples
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput, TakenValues
@@ -97,6 +98,19 @@ def test_all_kinds_give_the_same_steps(tmp_path: Path, kind: str, is_shuffled: b
     assert (seen[:20] == seen[20:40]) is not is_shuffled
     again = open_source(str(tmp_path if kind in ("npy", "shards", "tables") else source._name), plan, 4, True)
     assert is_shuffled is np.array_equal(again.total(3)["x"], source.total(3)["x"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_of_all_kinds_are_counted_without_being_read(tmp_path: Path, kind: str) -> None:
+    assert count_samples(KINDS[kind](tmp_path), "steps", 1) == SAMPLES
+
+
+@pytest.mark.parametrize(("file", "name"), [("none.npz", "x"), ("a.npz", "labels"), ("none.parquet", "x")])
+def test_what_cannot_be_counted_is_refused(tmp_path: Path, file: str, name: str) -> None:
+    npz(tmp_path)
+
+    with pytest.raises(BadData, match=f"(?s)can be read.*{file}"):
+        count_samples(tmp_path / file, name, 0)
 
 
 def test_what_lies_uncompressed_is_not_read(tmp_path: Path) -> None:

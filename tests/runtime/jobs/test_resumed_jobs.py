@@ -234,6 +234,16 @@ def test_the_same_samples_in_another_order_are_refused(tmp_path: Path) -> None:
     assert any("other.npz, where training began with" in getattr(each, "text", "") for each in told)
 
 
+def test_a_file_that_grew_is_refused_where_it_is_shuffled(tmp_path: Path) -> None:
+    data = a_file_of_samples(tmp_path, steps=8)
+    plan, asked = linear_all_reduce(tmp_path / "2", 2), Checkpoints(str(tmp_path / "kept"), every_steps=100)
+    Runner(plan).train(data, 2, checkpoints=asked, shuffle=True)
+    a_file_of_samples(tmp_path, steps=9)
+
+    with pytest.raises(BadUsage, match=r"holds 72 samples, where training began with 64"):
+        Runner(plan).train(data, 4, checkpoints=asked, resume=True, shuffle=True)
+
+
 @pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], range(2)))
 def test_a_rank_that_is_asked_to_stop_makes_all_stop_and_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
