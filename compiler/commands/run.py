@@ -31,9 +31,7 @@ from partc.compiler.recompile import HostsLeft
 from partc.compiler.report.units import percent, seconds
 from partc.compiler.traces.write_traces import HOW_TO_OPEN, write_run_trace
 from partc.cost.cluster.cluster import read_cluster
-from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.checkpoints.training_folders import training_folders
-from partc.runtime.data.batches import samples_of_step
 from partc.runtime.engines.external_launch import check_place, take_place
 from partc.runtime.errors import BadUsage
 from partc.runtime.execution.recorder import MIDDLE, TracedSteps
@@ -164,8 +162,7 @@ def _telling(
     hears: list[OnProgress] = []
     with ExitStack() as at_the_end:
         if endpoint is not None:
-            samples = samples_of_step(_plan_of_samples(hosts_left.folder))
-            port = at_the_end.enter_context(MetricsPort(*endpoint, samples))
+            port = at_the_end.enter_context(MetricsPort(*endpoint))
             (note if endpoint[1] else announce)(f"metrics: {port.url}")
             last.metrics_url = port.url
             hears.append(port.hear)
@@ -226,7 +223,6 @@ def _record(
 ) -> Trained:
     """Return the document of --json. `written`: what the run wrote beside its variables -> where."""
     plan, trained_s = folder.plan, result.last_step / result.steps_per_s if result.last_step else 0.0
-    samples = samples_of_step(_plan_of_samples(folder))
     return Trained(
         plan=str(folder.path),
         requested_steps=steps,
@@ -234,7 +230,7 @@ def _record(
         steps=result.first_step + result.last_step,
         step_s=1 / result.steps_per_s if result.last_step else None,
         predicted_step_s=plan.predicted_step_s,
-        samples_per_s=samples * result.steps_per_s if samples is not None and not plan.asynchronous else None,
+        samples_per_s=_samples_per_s(result),
         loss=last.loss,
         not_finite_since=last.not_finite_since,
         waited={str(rank): waited_s / trained_s for rank, waited_s in result.waiting_s.items() if trained_s},
@@ -255,10 +251,9 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
             yield f"{result.first_step} steps, all of them before -> {folder.path / TRAINED_FILE}"
         return
     done = result.first_step + result.last_step
-    samples = samples_of_step(folder.plan)
     speed = f"{result.steps_per_s:.1f} steps/s"
-    if samples is not None and not folder.plan.asynchronous:
-        speed += f", {samples * result.steps_per_s:,.0f} samples/s"
+    if (samples_per_s := _samples_per_s(result)) is not None:
+        speed += f", {samples_per_s:,.0f} samples/s"
     before = f", {result.first_step} of them before" if result.first_step else ""
     yield f"{done} steps{before}, {speed} -> {folder.path / TRAINED_FILE}"
     step_s = 1 / result.steps_per_s
@@ -287,9 +282,11 @@ def _step_line(folder: PlanFolder, result: TrainingResult, explained: ExplainedR
     return f"a step: predicted {seconds(folder.plan.predicted_step_s)}, measured {seconds(step_s)}"
 
 
-def _plan_of_samples(folder: PlanFolder) -> Plan:
-    """Return the plan whose step is that of all workers."""
-    return plan_of_data(folder.plan) if folder.plan.asynchronous else folder.plan
+def _samples_per_s(result: TrainingResult) -> float | None:
+    """Return how many samples a second took in the mean of the run; None where nobody has counted them."""
+    if result.samples is None or not result.last_step:
+        return None
+    return result.samples / result.last_step * result.steps_per_s
 
 
 def _showing(advance: Advance, folder: Callable[[], PlanFolder]) -> OnProgress:
@@ -309,8 +306,8 @@ def _describe(progress: Progress, folder: PlanFolder) -> str:
     if progress.not_finite_since:
         words.append(f"loss not finite since step {progress.not_finite_since}")
     speed = f"{progress.steps_per_s:.1f} steps/s"
-    if (samples := samples_of_step(_plan_of_samples(folder))) is not None:
-        speed += f", {samples * progress.steps_per_s:,.0f} samples/s"
+    if progress.samples_per_s is not None:
+        speed += f", {progress.samples_per_s:,.0f} samples/s"
     words.append(speed)
     predicted_s = folder.plan.predicted_step_s
     words.append(f"a step {seconds(1 / progress.steps_per_s)}, predicted {seconds(predicted_s)}")

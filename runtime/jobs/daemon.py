@@ -247,7 +247,7 @@ class Daemon:
                 log.append({name: environment.array(value) for name, value in names.items()})
             if self._rank.replica == 0:
                 loss = loss_of(self._plan, environment)
-                self._reporter.report(self.step, loss, self._source.waited_s)
+                self._reporter.report(self.step, loss, self._source.waited_s, self._samples)
                 if metrics is not None:
                     metrics.append(self._step_of_training, loss)
 
@@ -305,6 +305,7 @@ class Daemon:
             counts_bytes=dict(traffic.counts_bytes),
             exchanged=traffic.exchanged,
             steps_per_s=steps_per_s,
+            samples=self._samples,
             disagreeing=self._variables.disagreeing(),
             last_step=self.step,
             waiting_s=self._patience.waited_s,

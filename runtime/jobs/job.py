@@ -110,6 +110,7 @@ class Progress(Record, frozen=True, tag="progress"):
     straggler: Straggler | None = None  # lately
     data_waited: float = 0.0  # the share of its time that the first worker lately waited for data
     not_finite_since: int = 0  # the step since which the loss is NaN or infinite, and null here; 0: a number
+    samples_per_s: float | None = None  # of all workers; None: nothing says how many a step takes
 
 
 class Notice(Record, frozen=True, tag="notice"):
@@ -130,6 +131,7 @@ class RankReport(Record, frozen=True):
     counts_bytes: dict[str, int]
     exchanged: Exchanged
     steps_per_s: float
+    samples: int | None  # that all replicas were fed
     disagreeing: tuple[str, ...]
     last_step: int
     waiting_s: float
@@ -239,8 +241,11 @@ class Reporter:
         """Return the mean rate so far."""
         return step / max(time.monotonic() - self._begun_s, 1e-9)
 
-    def report(self, step: int, loss: float | None, data_s: float) -> None:
-        """Take in a step; print a line of JSON, if the last is old enough. `data_s`: waited for data."""
+    def report(self, step: int, loss: float | None, data_s: float, samples: int | None) -> None:
+        """Take in a step; print a line of JSON, if the last is old enough.
+
+        `data_s`: waited for data; `samples`: that all workers used, both so far.
+        """
         now_s = time.monotonic()
         done = self._trained + step
         is_finite = loss is None or math.isfinite(loss)
@@ -250,7 +255,9 @@ class Reporter:
         data_waited = min(1.0, (data_s - self._data_s) / max(now_s - self._reported_s, 1e-9))
         self._reported_s, self._data_s = now_s, data_s
         steps_per_s, since = self.steps_per_s(step), self._not_finite_since
-        _print(Progress(done, self._last, loss, steps_per_s, self.straggler, data_waited, since))
+        samples_per_s = None if samples is None else samples / step * steps_per_s
+        straggler = self.straggler
+        _print(Progress(done, self._last, loss, steps_per_s, straggler, data_waited, since, samples_per_s))
 
 
 class WaitReporter:

@@ -19,11 +19,10 @@ from partc.runtime.jobs.job import JobMessage, Progress, Restarted, Saved, Waite
 class MetricsPort:
     """Answers at http://ADDRESS:PORT/metrics; port 0: any that is free. Use it in a `with`.
 
-    `samples`: how many a step takes, None where nothing says it. Raises BadUsage where Prometheus' client
-    is not installed, or the port is not to be had.
+    Raises BadUsage where Prometheus' client is not installed, or the port is not to be had.
     """
 
-    def __init__(self, address: str, port: int, samples: int | None) -> None:
+    def __init__(self, address: str, port: int) -> None:
         try:
             import prometheus_client as prometheus
         except ImportError as error:
@@ -31,7 +30,6 @@ class MetricsPort:
                 "Prometheus' client is not installed", at="--metrics-port", fix="pip install 'partc[metrics]'"
             ) from error
         registry = prometheus.CollectorRegistry()
-        self._samples = samples
         self._last: tuple[int, float] | None = None  # step, when it was heard of
         self._step = prometheus.Gauge("partc_step", "Steps that are trained.", registry=registry)
         self._loss = prometheus.Gauge("partc_loss", "The last step's loss.", registry=registry)
@@ -96,5 +94,6 @@ class MetricsPort:
             step_s = (now_s - self._last[1]) / (progress.step - self._last[0])
         self._last = progress.step, now_s
         self._step_s.set(step_s)
-        if self._samples is not None:
-            self._samples_per_s.set(self._samples / step_s)
+        if progress.samples_per_s is not None:
+            samples_of_step = progress.samples_per_s / progress.steps_per_s
+            self._samples_per_s.set(samples_of_step / step_s)

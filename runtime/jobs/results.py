@@ -47,6 +47,7 @@ class TrainingResult:
     payload_bytes: dict[int, dict[str, int]] = field(default_factory=dict)  # rank -> kind -> supplied in all
     exchanged: dict[int, Exchanged] = field(default_factory=dict)  # rank -> sent and received in all
     steps_per_s: float = 0.0
+    samples: int | None = None  # that all replicas used in this run; None: nobody has counted them
     times: dict[int, RankTimes] = field(default_factory=dict)  # rank -> the traced steps
     unsaved: Unsaved | None = None
     lost_workers: tuple[str, ...] = ()  # of asynchronous training: who died, and how

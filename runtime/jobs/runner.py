@@ -303,6 +303,7 @@ class Runner:
             payload_bytes={rank: report.payload_bytes for rank, report in reports.items()},
             exchanged={rank: report.exchanged for rank, report in reports.items()},
             steps_per_s=reports[0].steps_per_s,
+            samples=next((report.samples for report in reports.values() if report.samples), None),
             times={rank: read_times(folder, rank) for rank in reports} if job.traced_steps else {},
         )
 

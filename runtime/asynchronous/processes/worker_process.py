@@ -20,7 +20,7 @@ from partc.runtime.asynchronous.processes.job import (
 from partc.runtime.asynchronous.processes.session_process import POLL_S, SessionProcess
 from partc.runtime.asynchronous.sessions.session import describe_worker, own_ranks, rank_of_data, session_name
 from partc.runtime.asynchronous.worker import Worker
-from partc.runtime.data.batches import inputs_of
+from partc.runtime.data.batches import inputs_of, samples_fed
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.data.not_finite import with_cause
 from partc.runtime.data.prefetch import Prefetched
@@ -56,6 +56,7 @@ class WorkerProcess(SessionProcess):
         }
         self._awaited = ""
         self._waited_s = 0.0
+        self._samples: int | None = 0  # of all workers, by this one's pace
         self._is_asked_to_stop = False
         self.step = 0
 
@@ -85,7 +86,7 @@ class WorkerProcess(SessionProcess):
                 self._train_step(log)
                 self._track.enter(between)
                 loss = self._worker.loss()
-                reporter.report(self.step - trained, loss, self._data_s)
+                reporter.report(self.step - trained, loss, self._data_s, self._samples)
                 waits.report(self._waited_s)
                 if metrics is not None:
                     metrics.append(self.step, loss)
@@ -119,6 +120,7 @@ class WorkerProcess(SessionProcess):
         self.step += 1
         self._track.begin(self.step, self._track.place("reading data"))
         feeds = self._feeds()
+        self._count_samples(feeds)
         self._listen_through(self._worker.step(self.step, feeds))
         log.append(
             {
@@ -147,6 +149,12 @@ class WorkerProcess(SessionProcess):
         if rank.rank in self._sources:
             return self.share_and_draws(self._sources[rank.rank], rank, self.step)
         return draw_share(self.plan_of_data, rank, {}, self.step - 1, self.job.seed)
+
+    def _count_samples(self, feeds: Mapping[int, Mapping[str, Array]]) -> None:
+        shares = [(self._seen(rank), feeds[rank.rank]) for rank in own_ranks(self.plan)]
+        of_ranks = [samples_fed(self.plan_of_data, rank, share) for rank, share in shares]
+        samples = next((samples for samples in of_ranks if samples is not None), None)
+        self._samples = None if self._samples is None or samples is None else self._samples + samples
 
     def _seen(self, rank: Rank) -> Rank:
         return rank_of_data(rank, self._worker.number)

@@ -21,8 +21,8 @@ def described(progress: Progress, plan: PlanFolder) -> str:
 
 
 def test_a_line_says_loss_speed_and_what_was_predicted(plan: PlanFolder) -> None:
-    assert described(Progress(3, 9, 0.25, 2.0), plan) == (
-        "loss 0.25  2.0 steps/s, 16 samples/s  a step 500 ms, predicted 250 ms"
+    assert described(Progress(3, 9, 0.25, 2.0, samples_per_s=20.0), plan) == (
+        "loss 0.25  2.0 steps/s, 20 samples/s  a step 500 ms, predicted 250 ms"
     )
 
 

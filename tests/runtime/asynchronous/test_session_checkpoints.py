@@ -81,6 +81,8 @@ def test_a_saved_training_goes_on_to_what_an_uninterrupted_one_is(
     assert steps_in(tmp_path / "kept") == saved[-3:]
     assert last_saved(tmp_path / "kept")[0] == (9, 9)
     assert_equal(result.variables, train_in_turn(additive, batches))
+    paces = [message for message in told if isinstance(message, Progress)]
+    assert [pace.samples_per_s for pace in paces] == pytest.approx([8 * pace.steps_per_s for pace in paces])
     assert [line.step for line in read_metrics(tmp_path / "metrics.jsonl")] == [6, 7, 8, 9]
 
 

@@ -38,7 +38,7 @@ def test_a_run_can_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     folder = linear_all_reduce(tmp_path / "out", 2)
     asked = Checkpoints(str(tmp_path / "kept"), every_steps=20)
 
-    with MetricsPort("127.0.0.1", 0, samples=8) as port:
+    with MetricsPort("127.0.0.1", 0) as port:
         result = Runner(folder).train(
             "slow:batches", 60, checkpoints=asked, on_progress=port.hear, tells_waiting=True, outputs="loss"
         )
@@ -57,7 +57,7 @@ def test_a_run_can_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_restart_is_counted_and_its_time_is_no_steps() -> None:
-    with MetricsPort("127.0.0.1", 0, samples=None) as port:
+    with MetricsPort("127.0.0.1", 0) as port:
         for told in (Progress(10, 100, 0.5, 4.0), Restarted("all ranks"), Progress(2, 100, None, 8.0)):
             port.hear(told)
         port.hear(Waited("worker-1", 1.0, 4.0))
@@ -69,9 +69,20 @@ def test_a_restart_is_counted_and_its_time_is_no_steps() -> None:
     assert metrics['partc_wait_ratio{rank="worker-1"}'] == 0.25
 
 
+def test_samples_are_those_that_were_used_lately() -> None:
+    with MetricsPort("127.0.0.1", 0) as port:
+        port.hear(Progress(10, 100, 0.5, 4.0, samples_per_s=80.0))
+        first = metrics_of(port.url)
+        port.hear(Progress(20, 100, 0.5, 4.0, samples_per_s=80.0))
+        later = metrics_of(port.url)
+
+    assert first["partc_samples_per_second"] == 80
+    assert later["partc_samples_per_second"] == pytest.approx(20 / later["partc_step_seconds"])
+
+
 def test_what_nobody_measured_and_a_loss_that_is_no_number_are_nan() -> None:
     gauges = ("partc_step", "partc_loss", "partc_step_seconds", "partc_samples_per_second")
-    with MetricsPort("127.0.0.1", 0, samples=8) as port:
+    with MetricsPort("127.0.0.1", 0) as port:
         before = metrics_of(port.url)
         port.hear(Progress(1, 9, 0.5, 2.0))
         port.hear(Progress(7, 9, None, 2.0, not_finite_since=3))
@@ -87,11 +98,11 @@ def test_a_port_that_is_taken_is_named() -> None:
         with pytest.raises(
             BadUsage, match=rf"port {number} of 127.0.0.1 .*\n  at:  --metrics-port\n  fix: name"
         ):
-            MetricsPort("127.0.0.1", number, None)
+            MetricsPort("127.0.0.1", number)
 
 
 def test_without_its_client_there_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
 
     with pytest.raises(BadUsage, match=r"(?s)not installed.*--metrics-port.*pip install 'partc\[metrics\]'"):
-        MetricsPort("127.0.0.1", 0, None)
+        MetricsPort("127.0.0.1", 0)

@@ -17,7 +17,7 @@ from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadCheckpoint, BadUsage, NotSaved
 from partc.runtime.execution.in_process import train_in_process
-from partc.runtime.jobs.job import Checkpoints, JobMessage, Notice
+from partc.runtime.jobs.job import Checkpoints, JobMessage, Notice, Progress
 from partc.runtime.jobs.metrics import read_metrics
 from partc.runtime.jobs.results import TRAINED_FILE
 from partc.runtime.jobs.runner import Runner
@@ -203,7 +203,13 @@ def test_batches_of_another_size_than_assumed_go_on_where_they_stopped(
     def train(folder: PlanFolder, steps: int, replicas: int, *, resume: bool) -> None:
         sizes = {"batch": 20 // replicas} if kind == "file" else None
         saves = Checkpoints(str(kept), every_steps=100)
-        Runner(folder).train(data, steps, checkpoints=saves, resume=resume, sizes=sizes, save=False)
+        told: list[JobMessage] = []
+        result = Runner(folder).train(
+            data, steps, checkpoints=saves, resume=resume, sizes=sizes, save=False, on_progress=told.append
+        )
+        assert result.samples == 20 * result.last_step
+        progress = [message for message in told if isinstance(message, Progress)][-1]
+        assert progress.samples_per_s == pytest.approx(20 * progress.steps_per_s)
 
     train(first, 3, 2, resume=False)
     train(second, 5, ranks, resume=True)
