@@ -279,7 +279,9 @@ def _step_line(folder: PlanFolder, result: TrainingResult, explained: ExplainedR
     if explained is not None:
         return f"a step: {explained.line}"
     step_s = 1 / result.steps_per_s
-    return f"a step: predicted {seconds(folder.plan.predicted_step_s)}, measured {seconds(step_s)}"
+    return (
+        f"a step: predicted {seconds(folder.plan.predicted_step_s)}, measured {seconds(step_s)} in the mean"
+    )
 
 
 def _samples_per_s(result: TrainingResult) -> float | None:

@@ -8,7 +8,7 @@ import msgspec
 from partc.compiler.comparison.account_step import account_of
 from partc.compiler.comparison.name_cause import name_cause
 from partc.compiler.kernel_times.read_times import times_of_plan
-from partc.compiler.report.units import plural, seconds
+from partc.compiler.report.units import count, plural, seconds
 from partc.cost.cluster.cluster import Cluster, read_cluster
 from partc.cost.cluster.machines import Host
 from partc.cost.simulation.instruction_times import time_instructions
@@ -34,9 +34,11 @@ class ExplainedRun:
 
     @property
     def line(self) -> str:
-        """Return the record in one line."""
-        record = self.record
-        times = f"predicted {seconds(record.predicted.step_s)}, measured {seconds(record.measured.step_s)}"
+        """Return the record in one line, with the steps that it is of: others may have taken longer."""
+        record, first, last = self.record, count(self.record.first_step), count(self.record.last_step)
+        where = f"in step {first}" if first == last else f"in steps {first} to {last}"
+        predicted_s, measured_s = record.predicted.step_s, record.measured.step_s
+        times = f"predicted {seconds(predicted_s)}, measured {seconds(measured_s)} {where}"
         return f"{times}, because {record.reason}" if record.reason else f"{times}, much as predicted"
 
 

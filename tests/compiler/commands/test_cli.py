@@ -187,7 +187,9 @@ def test_run_trains_and_saves_twice_and_verify_leaves_that_alone(folder: Path, t
     done_line = rf"^3 steps, [\d.]+ steps/s, [\d,]+ samples/s -> {out}/trained.safetensors$"
     assert re.search(done_line, shown, re.MULTILINE)
     assert shown.splitlines()[-2] == f"forward model with the trained variables -> {out}/trained.onnx"
-    assert re.match(r"^a step: predicted \d.*s, measured \d.*s, because ", shown.splitlines()[-1])
+    assert re.match(
+        r"^a step: predicted \d.*s, measured \d.*s in steps 1 to 3, because ", shown.splitlines()[-1]
+    )
     trained = load_file(out / "trained.safetensors")
     assert trained["layer0.weight"].shape == (6, 8)
     after = hashes_of(out)

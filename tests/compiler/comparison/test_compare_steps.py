@@ -108,6 +108,7 @@ def test_a_run_tells_and_keeps_why_it_took_so_long_and_leaves_the_plan_as_it_is(
     run = msgspec.json.decode((out / "measured.json").read_bytes(), type=MeasuredRun)
     last = shown.strip().splitlines()[-1]
     assert last.startswith("a step: predicted ") and ", measured " in last
+    assert " in steps 1 to 4, " in last
     assert not run.reason or last.endswith(f"because {run.reason}")
     assert (run.first_step, run.last_step) == (1, 4)
     assert (out / "plan.json").read_bytes() == before

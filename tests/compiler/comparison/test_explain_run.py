@@ -78,7 +78,8 @@ def test_a_run_as_predicted_has_no_reason(plan: PlanFolder) -> None:
     assert run.record.predicted.step_s == pytest.approx(plan.plan.predicted_step_s)
     assert run.record.measured.step_s == pytest.approx(plan.plan.predicted_step_s)
     assert run.record.measured.steps == STEPS - 1
-    assert run.line.endswith("much as predicted")
+    first, last = run.record.first_step, run.record.last_step
+    assert run.line.endswith(f" in steps {first} to {last}, much as predicted")
 
 
 def test_links_that_are_ten_times_too_quick_in_the_file_are_named(plan: PlanFolder) -> None:
