@@ -75,6 +75,17 @@ def sizes_of(plan: Plan, batch: Mapping[str, Array]) -> dict[str, int]:
     return sizes
 
 
+def refuse_other_sizes(given: Mapping[str, int], shown: Mapping[str, int]) -> None:
+    """Raise BadUsage where batches show another symbolic size than is given for it."""
+    for name in sorted(given.keys() & shown.keys()):
+        if given[name] != shown[name]:
+            raise BadUsage(
+                f"size {name!r} of {given[name]}, where the batches show {shown[name]}",
+                at="sizes",
+                fix="leave sizes out: batches that are handed over show their own",
+            )
+
+
 def place_in_batch(
     name: str, plan: Plan, rank: Rank | None, step: int, data_input: DataInput, index: Index
 ) -> str:

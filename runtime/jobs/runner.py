@@ -26,6 +26,7 @@ from partc.runtime.data.batches import (
     check_total_batch,
     copied,
     fixed_sizes,
+    refuse_other_sizes,
     sizes_of,
     symbolic_sizes,
 )
@@ -149,6 +150,7 @@ class Runner:
                 consumed = start.batches - lag
                 unused = data if isinstance(data, str | Path) else islice(data, consumed, None)
                 staged, data_sizes = stage_data(plan, unused, steps - start.furthest + lag, folder)
+                refuse_other_sizes(sizes or {}, data_sizes)
                 job = Job(
                     plan_folder=str(self._folder.path.resolve()),
                     steps=steps - start.step,

@@ -5,6 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import Adam
+from partc.compiler.importing.import_training import import_training_graph
+from partc.models.catalogue import build_model
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.data.feeds import open_source
 from partc.runtime.errors import BadData, BadUsage, CopiesDiffer, Diverged, RankFailed
@@ -14,6 +18,7 @@ from partc.runtime.jobs.results import DISAGREEING_FILE, TRAINED_FILE
 from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.plan_json import encode_plan
+from tests.builders.plans.compiled_steps import compile_step, random_batches
 from tests.builders.plans.hand_made_plans import with_changes
 from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
 from tests.builders.plans.row_plans import (
@@ -125,6 +130,17 @@ def test_bad_data_is_reported_by_the_first_rank_that_meets_it(tmp_path: Path) ->
 
     with pytest.raises(BadData, match="no data for input 'y'"):
         Runner(folder).train(tmp_path / "data.npz", 2)
+
+
+def test_batches_that_are_not_of_the_size_that_is_given_are_refused(tmp_path: Path) -> None:
+    model = build_training_graph(
+        build_model("mlp", sizes=[6, 10, 3]), loss="softmax_cross_entropy", optimizer=Adam(0.01)
+    )
+    folder = compile_step(import_training_graph(model), tmp_path / "out", "1x1", sizes={"batch": 8}).folder
+    batches = random_batches(folder.plan, 2)
+
+    with pytest.raises(BadUsage, match=r"(?s)'batch' of 4, where the batches show 8.*fix: leave sizes out"):
+        Runner(folder).train(batches, 2, sizes={"batch": 4}, save=False)
 
 
 def test_synthetic_data_trains(tmp_path: Path) -> None:
