@@ -1,6 +1,6 @@
 """What get_runner returns: a running job, stepped by the user's script, or an asynchronous one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -11,11 +11,11 @@ import numpy as np
 
 from partc.compiler.traces.write_traces import write_run_trace
 from partc.passes.replicas.average_replicas import own_output
+from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import newest_checkpoint
 from partc.runtime.checkpoints.stored_values import StoredValues
-from partc.runtime.data.batches import join_shares
-from partc.runtime.data.sharded import Batch, ShardedData
+from partc.runtime.data.sharded import Batch, BatchStream, ShardedData
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.interactive.share_feeds import ReplicaFeeds
@@ -243,7 +243,10 @@ class AsynchronousTraining:
         options: TrainingOptions = TrainingOptions(),
     ) -> None:
         options.check(len(plan.plan.asynchronous))
-        self._plan, self._data, self._options = plan, data, options
+        self._plan, self._options = plan, options
+        self._data: str | BatchStream | None = None
+        if data is not None:
+            self._data = data.name or BatchStream(data, plan_of_data(plan.plan))
         self._trained: dict[str, Array] | None = None
         begun = options.checkpoints and newest_checkpoint(Path(options.checkpoints.folder))[0]
         self.steps = StoredValues(begun).manifest.position.step if begun else 0
@@ -257,16 +260,16 @@ class AsynchronousTraining:
         )
 
     def train(self, steps: int) -> None:
-        """Train so many steps on every replica."""
+        """Train so many steps on every replica, on the batches behind those of the steps before."""
         if self._data is None:
             raise BadUsage("no data", at="get_runner", fix="give it data=partc.shard(...)")
-        data = self._data.name or self._total_batches(self._data)
         options = self._options
         saves = options.checkpoints is not None
         result = Runner(self._plan).train(
-            data,
-            steps + self.steps if saves else steps,
+            self._data,
+            self.steps + steps,
             initial=None if saves else self._trained,
+            trained=0 if saves else self.steps,
             seed=options.seed,
             stop_when_diverged=options.stop_when_diverged,
             timeout_s=options.timeout_s,
@@ -275,7 +278,7 @@ class AsynchronousTraining:
             redirect=options.redirect,
         )
         self._trained = result.variables
-        self.steps += steps
+        self.steps = result.first_step + result.last_step
 
     def variables(self) -> dict[str, Array]:
         """Return every variable, whole."""
@@ -290,8 +293,3 @@ class AsynchronousTraining:
 
     def close(self) -> None:
         """Do nothing: servers and workers have ended with the training."""
-
-    def _total_batches(self, data: ShardedData) -> Iterator[Mapping[str, Array]]:
-        plan = self._plan.plan
-        for batches in zip(*data.streams(len(plan.asynchronous)), strict=False):
-            yield join_shares(plan, batches)

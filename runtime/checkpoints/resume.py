@@ -68,6 +68,13 @@ class StartPoint:
         return max(self.workers, default=self.step)
 
 
+def begin_behind(trained: int, plan: Plan, data: str, seed: int) -> StartPoint:
+    """Return where a training begins whose variables come of so many steps, with a batch each."""
+    samples_of_batch = _samples_of_batch(plan, data) if trained else 0
+    samples = None if samples_of_batch is None else trained * samples_of_batch
+    return StartPoint(trained, trained, samples, seed, workers=(trained,) * len(plan.asynchronous))
+
+
 def resume_from(
     plan: Plan, checkpoints: Path, seed: int | None, data: DataAsked, tell: Callable[[str], None]
 ) -> StartPoint:

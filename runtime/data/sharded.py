@@ -49,9 +49,49 @@ class ShardedData:
             return [map(_copied, self.shard(num_shards, shard_id)) for shard_id in range(num_shards)]
         return [map(_copied, self._data)] * num_shards
 
+    @property
+    def is_read_once(self) -> bool:
+        """Whether batches that were read are gone."""
+        return isinstance(self._data, Iterator)
+
     def __iter__(self) -> Iterator[Batch]:
         """Yield all batches, as one device reads them."""
         return self.shard(1, 0)
+
+
+class BatchStream:
+    """Total batches for several trainings, each of which reads on from its place in the data.
+
+    What one that failed has read in vain is read again, if the data can be.
+    """
+
+    def __init__(self, data: ShardedData, plan: Plan) -> None:
+        self._data = data
+        self._plan = plan
+        self._begin()
+
+    def behind(self, batches: int) -> Iterator[dict[str, Array]]:
+        """Yield what comes behind so many batches. Raises BadData where that was read, and is gone."""
+        if batches < self._read:
+            if self._data.is_read_once:
+                raise BadData(
+                    f"{self._read} batches were read, of which {batches} are trained: the others are gone",
+                    at="data",
+                    fix="shard data that can be read again: a list, or a function of (num_shards, shard_id)",
+                )
+            self._begin()
+        while (shares := next(self._rows, None)) is not None:
+            self._read += 1
+            if self._read > batches:
+                yield join_shares(self._plan, shares)
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        """Yield all batches."""
+        return self.behind(0)
+
+    def _begin(self) -> None:
+        self._rows = zip(*self._data.streams(self._plan.replicas), strict=False)
+        self._read = 0
 
 
 def _copied(batch: Batch) -> Batch:

@@ -17,7 +17,7 @@ from partc.runtime.asynchronous.processes.watch import Rules
 from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import refuse_others
-from partc.runtime.checkpoints.resume import DataAsked, StartPoint, data_asked, resume_from
+from partc.runtime.checkpoints.resume import DataAsked, StartPoint, begin_behind, data_asked, resume_from
 from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.training_folders import training_folders
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
@@ -33,6 +33,7 @@ from partc.runtime.data.batches import (
 from partc.runtime.data.checkpoint import map_arrays, read_arrays, write_tensors
 from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.data.sample_files import is_of_samples
+from partc.runtime.data.sharded import BatchStream
 from partc.runtime.engines.machines import Machines, machines_of
 from partc.runtime.engines.place import Place
 from partc.runtime.errors import BadData, BadUsage, CopiesDiffer, one_of
@@ -92,6 +93,7 @@ class Runner:
         steps: int,
         *,
         initial: Mapping[str, Array] | None = None,
+        trained: int = 0,
         shuffle: bool = False,
         seed: int | None = None,
         sizes: Mapping[str, int] | None = None,
@@ -115,12 +117,13 @@ class Runner:
 
         `data`: files of samples, "synthetic", "MODULE:FUNC" (runtime/data/feeds.py), or total batches.
         `shuffle`: samples of files, in every epoch anew, as the seed says. `initial`: whole variables that
-        replace the plan's first values. `seed`: of synthetic data and draws; None: 0, or the resumed
-        training's. `sizes`: symbolic sizes that differ from the plan's. `read_after`: steps (from 1) whose
-        variables are returned as well. `traced_steps`: how many of the last steps, or which, are timed
-        instruction by instruction; MIDDLE: some in the middle. `staleness`: of an asynchronous plan, the
-        most steps that a worker may be ahead of the slowest; None: no bound. `keep_in`: a folder that takes
-        the variables after `read_after`, as files (job.py), instead of the result.
+        replace the plan's first values; `trained`: steps that led to them, behind which data and draws go on,
+        to `steps` in all. `seed`: of synthetic data and draws; None: 0, or the resumed training's. `sizes`:
+        symbolic sizes that differ from the plan's. `read_after`: steps (from 1) whose variables are returned
+        as well. `traced_steps`: how many of the last steps, or which, are timed instruction by instruction;
+        MIDDLE: some in the middle. `staleness`: of an asynchronous plan, the most steps that a worker may be
+        ahead of the slowest; None: no bound. `keep_in`: a folder that takes the variables after
+        `read_after`, as files (job.py), instead of the result.
 
         `checkpoints`: where and when the training is saved; asked to stop, it is saved after that step.
         `resume`: go on from the newest of them that is whole, to `steps` in all, perhaps none; where there
@@ -134,12 +137,13 @@ class Runner:
         process trains in the plan's folder or that of the checkpoints.
         """
         _check_request(steps, timeout_s, read_after, worker_restarts, save and keep_in is not None)
+        _check_trained(trained, steps, resume)
         _check_sizes(sizes or {}, self._folder.plan)
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
         plan = _plan_of_data(self._folder.plan, sizes or {})
         asked = data_asked(plan, str(data) if isinstance(data, str | Path) else "", shuffle)
         with self._folders(save, checkpoints):
-            start = self._begin(plan, steps, seed, asked, checkpoints, resume, on_progress)
+            start = self._begin(plan, steps, trained, seed, asked, checkpoints, resume, on_progress)
             if start.checkpoint is not None and start.step == steps:
                 return self._already_trained(start.checkpoint, start.step, save)
             traced = middle_of(start.step + 1, steps) if traced_steps == MIDDLE else traced_steps
@@ -148,8 +152,9 @@ class Runner:
             lag = start.furthest - slowest
             with job_folder(self._folder.path) as folder:
                 consumed = start.batches - lag
-                unused = data if isinstance(data, str | Path) else islice(data, consumed, None)
-                staged, data_sizes = stage_data(plan, unused, steps - start.furthest + lag, folder)
+                staged, data_sizes = stage_data(
+                    plan, _behind(data, consumed), steps - start.furthest + lag, folder
+                )
                 refuse_other_sizes(sizes or {}, data_sizes)
                 job = Job(
                     plan_folder=str(self._folder.path.resolve()),
@@ -195,6 +200,7 @@ class Runner:
         self,
         plan: Plan,
         steps: int,
+        trained: int,
         seed: int | None,
         data: DataAsked,
         checkpoints: Checkpoints | None,
@@ -205,14 +211,14 @@ class Runner:
         if resume and checkpoints is None:
             fix = "give checkpoints=Checkpoints(folder), from which it goes on"
             raise BadUsage("no checkpoints to resume from", at="Runner.train(resume=True)", fix=fix)
-        anew = StartPoint(seed=seed or 0, workers=(0,) * len(plan.asynchronous))
+        begun = begin_behind(trained, plan, data.name, seed or 0)
         if checkpoints is None:
-            return anew
+            return begun
         folder = Path(checkpoints.folder)
         remove_parts(folder)
         if not resume:
             refuse_others(folder)
-            return anew
+            return begun
         start = resume_from(
             plan,
             folder,
@@ -322,6 +328,25 @@ def _check_request(
         raise BadUsage(f"{worker_restarts} restarts", at="worker_restarts", fix="give 0 or more")
     if is_kept_twice:
         raise BadUsage("variables in two places", at="keep_in", fix="say save=False, too")
+
+
+def _behind(data: str | Path | Batches, consumed: int) -> str | Path | Batches:
+    """Return data without the batches that were used; of files and functions, daemons skip them."""
+    if isinstance(data, BatchStream):
+        return data.behind(consumed)
+    return data if isinstance(data, str | Path) else islice(data, consumed, None)
+
+
+def _check_trained(trained: int, steps: int, resume: bool) -> None:
+    if trained and resume:
+        fix = "leave `trained` out: a checkpoint tells how much was trained"
+        raise BadUsage(f"{trained} trained steps beside checkpoints", at="Runner.train(trained=...)", fix=fix)
+    if not 0 <= trained < steps:
+        raise BadUsage(
+            f"{steps} steps in all, of which {trained} are trained",
+            at="Runner.train(trained=...)",
+            fix="give the number of steps in all, more than are trained",
+        )
 
 
 def _check_sizes(sizes: Mapping[str, int], plan: Plan) -> None:

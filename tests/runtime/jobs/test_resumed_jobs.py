@@ -71,6 +71,23 @@ def test_draws_go_on_where_they_stopped(tmp_path: Path) -> None:
         Runner(done.folder).train(batches, 6, checkpoints=asked, resume=True, seed=8)
 
 
+def test_what_was_trained_may_be_told_instead_of_a_checkpoint(tmp_path: Path) -> None:
+    done = compiled_dropout("batch-major", tmp_path / "out", "1x1")
+    batches = random_batches(done.plan, 4)
+    runner = Runner(done.folder)
+
+    first = runner.train(batches, 2, seed=9)
+    rest = runner.train(batches, 4, initial=first.variables, trained=2, seed=9)
+
+    assert (rest.first_step, rest.last_step) == (2, 2)
+    for name, value in runner.train(batches, 4, seed=9).variables.items():
+        np.testing.assert_array_equal(rest.variables[name], value)
+    with pytest.raises(BadUsage, match="more than are trained"):
+        runner.train(batches, 4, initial=first.variables, trained=4)
+    with pytest.raises(BadUsage, match="leave `trained` out"):
+        runner.train(batches, 4, trained=2, checkpoints=Checkpoints(str(tmp_path / "kept")), resume=True)
+
+
 def deep(folder: Path, cluster: str, strategy: str) -> Compiled:
     forward = build_model("mlp", dtype="float64", sizes=[12, 24, 24, 24, 5], batch=12)
     step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))

@@ -1,0 +1,111 @@
+"""Asynchronous trainings in parts: one worker trains what one device trains."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import partc
+from partc.runtime.errors import BadData
+from tests.builders.graphs.exported_models import stored_model
+from tests.builders.plans.compiled_steps import cluster_of
+
+Batches = Iterable[dict[str, np.ndarray]]
+
+DROPPING = """
+forward (double[8,6] x) => (double[8,3] logits) <double r = {0.25}, bool training = {1}> {
+    h = Tanh (x)
+    d = Dropout (h, r, training)
+    logits = MatMul (d, W)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def dropping() -> onnx.ModelProto:
+    forward = stored_model(DROPPING, {"W": np.random.default_rng(0).normal(size=(6, 3))})
+    return partc.build_training_graph(forward, loss="softmax_cross_entropy", optimizer=partc.Momentum(0.1))
+
+
+def read_shard(num_shards: int, shard_id: int) -> Iterator[dict[str, np.ndarray]]:
+    random = np.random.default_rng(0)
+    while True:
+        batch = {"x": random.normal(size=(8, 6)), "labels": random.integers(0, 3, 8)}
+        if shard_id == 0:
+            yield batch
+
+
+def ten() -> list[dict[str, np.ndarray]]:
+    return list(islice(read_shard(1, 0), 10))
+
+
+def train_in_parts(
+    train: onnx.ModelProto,
+    data: Batches | Callable[[int, int], Batches] | str,
+    *parts: int,
+    sync: bool = False,
+    saved: Path | None = None,
+) -> dict[str, np.ndarray]:
+    checkpoints = partc.CheckpointConfig(saved, save_ckpt_steps=2 if saved else None)
+    config = partc.ParallaxConfig(sync=sync, checkpoints=checkpoints, session=partc.SessionConfig(seed=7))
+    with partc.get_runner(train, cluster_of("1x1"), config, data=partc.shard(data)) as runner:
+        for steps in parts:
+            runner.train(steps)
+        return dict(runner.variables())
+
+
+def assert_same(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "kind", ["list", "generator", pytest.param("function", marks=pytest.mark.long), "by name"]
+)
+def test_a_second_training_goes_on_behind_the_first(
+    dropping: onnx.ModelProto, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imports = "from collections.abc import Iterator\nimport numpy as np\n"
+    (tmp_path / "reads_on.py").write_text(imports + inspect.getsource(read_shard))
+    monkeypatch.chdir(tmp_path)
+    data = {"list": ten(), "generator": iter(ten()), "function": read_shard, "by name": "reads_on:read_shard"}
+
+    parts = train_in_parts(dropping, data[kind], 3, 2)  # type: ignore[arg-type]
+
+    assert_same(parts, train_in_parts(dropping, ten(), 5, sync=True))
+
+
+@pytest.mark.parametrize("read_once", [False, True])
+def test_with_checkpoints_it_goes_on_in_this_process_and_in_the_next(
+    dropping: onnx.ModelProto, read_once: bool, tmp_path: Path
+) -> None:
+    def data() -> Batches:
+        return iter(ten()) if read_once else ten()
+
+    train_in_parts(dropping, data(), 2, 1, saved=tmp_path)
+
+    rest = train_in_parts(dropping, data(), 1, 2, saved=tmp_path)
+
+    assert_same(rest, train_in_parts(dropping, ten(), 6, sync=True))
+
+
+def test_what_a_failed_training_read_is_read_again_where_it_can_be(dropping: onnx.ModelProto) -> None:
+    runs = []
+    for data in (ten(), iter(ten())):
+        config = partc.ParallaxConfig(sync=False, session=partc.SessionConfig(seed=7))
+        runs.append(partc.get_runner(dropping, cluster_of("1x1"), config, data=partc.shard(data)))
+        with pytest.raises(BadData, match="10 batches for 20 steps"):
+            runs[-1].train(20)
+    of_list, of_generator = runs
+
+    of_list.train(3)
+
+    assert of_list.steps == 3
+    assert_same(of_list.variables(), train_in_parts(dropping, ten(), 3, sync=True))
+    with pytest.raises(BadData, match="10 batches were read, of which 0 are trained"):
+        of_generator.train(3)
