@@ -1,5 +1,7 @@
 """What get_runner returns: a running job, stepped by the user's script, or an asynchronous one."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder
 
 Array = np.ndarray[Any, np.dtype[Any]]
+SAVED_PREFIX = "partc-trained-"
 FetchedValues = list[Array] | list[list[Array]]
 
 
@@ -47,7 +50,7 @@ class Training(Protocol):
         """Return every variable, whole."""
 
     def save(self) -> Path:
-        """Write the variables to trained.safetensors in the plan's folder."""
+        """Write the variables to a file that stays, trained.safetensors, and return its path."""
 
     def close(self) -> None:
         """End the job."""
@@ -59,7 +62,7 @@ class TrainingOptions:
 
     `checkpoints`: where there is one, the training goes on from it. `trace`: the file that shows
     `traced_steps`, of the ranks of `traced_replica` or of all. `redirect`: a folder that takes what ranks
-    print.
+    print. `is_plan_temporary`: the plan's folder goes with this process.
     """
 
     timeout_s: float = 600.0
@@ -70,6 +73,7 @@ class TrainingOptions:
     trace: Path | None = None
     traced_replica: int | None = None
     redirect: Path | None = None
+    is_plan_temporary: bool = False
 
     def check(self, replicas: int) -> None:
         """Refuse what cannot be written, before anything runs. Raises BadUsage."""
@@ -89,6 +93,21 @@ class TrainingOptions:
             except OSError as error:
                 fix = "name a folder that can be written"
                 raise BadUsage(f"{folder}: {error.strerror}", at=f"config.{name}", fix=fix) from error
+
+
+class SavedFile:
+    """The file that a training saves, at a place where it stays."""
+
+    def __init__(self, options: TrainingOptions) -> None:
+        self._has_own_folder = options.is_plan_temporary
+        self._folder: Path | None = None
+
+    def keep(self, written: Path) -> Path:
+        """Return where a file stays that was written into the plan's folder: there, or as a copy."""
+        if not self._has_own_folder:
+            return written
+        self._folder = self._folder or Path(tempfile.mkdtemp(prefix=SAVED_PREFIX))
+        return Path(shutil.copyfile(written, self._folder / written.name))
 
 
 class GraphRunner(NamedTuple):
@@ -128,7 +147,10 @@ class GraphRunner(NamedTuple):
         return self.training.variables()
 
     def save(self) -> Path:
-        """Write the variables to trained.safetensors in the plan's folder."""
+        """Write the variables to trained.safetensors, and return its path.
+
+        It is in config.out; without that in a folder of its own, where the system has temporary files.
+        """
         return self.training.save()
 
     def close(self) -> None:
@@ -154,6 +176,7 @@ class SteppedTraining:
         options.check(plan.plan.replicas)
         read_by_ranks = data.name if data is not None and data.name is not None else ""
         self._folder, self._plan, self._options = plan, plan.plan, options
+        self._saved = SavedFile(options)
         self._outputs = {output.name for output in self._plan.outputs}
         with ExitStack() as begun:
             begun.enter_context(locked_folder(plan.path))
@@ -207,7 +230,7 @@ class SteppedTraining:
 
     def save(self) -> Path:
         """Write the variables."""
-        return self._stepper.save()
+        return self._saved.keep(self._stepper.save())
 
     def close(self) -> None:
         """End the daemons, and write the trace that was asked for."""
@@ -247,6 +270,7 @@ class AsynchronousTraining:
         self._data: str | BatchStream | None = None
         if data is not None:
             self._data = data.name or BatchStream(data, plan_of_data(plan.plan))
+        self._saved = SavedFile(options)
         self._trained: dict[str, Array] | None = None
         begun = options.checkpoints and newest_checkpoint(Path(options.checkpoints.folder))[0]
         self.steps = StoredValues(begun).manifest.position.step if begun else 0
@@ -289,7 +313,7 @@ class AsynchronousTraining:
     def save(self) -> Path:
         """Return the file that the last training left."""
         self.variables()
-        return self._plan.path / TRAINED_FILE
+        return self._saved.keep(self._plan.path / TRAINED_FILE)
 
     def close(self) -> None:
         """Do nothing: servers and workers have ended with the training."""

@@ -110,6 +110,7 @@ def get_runner(
         else Path(settings.profile.profile_dir) / TRACE_FILE,
         traced_replica=settings.profile.profile_worker,
         redirect=None if settings.redirect_path is None else Path(settings.redirect_path),
+        is_plan_temporary=settings.out is None,
     )
     start = SteppedTraining if settings.sync else AsynchronousTraining
     replicas = plan.plan.replicas if settings.sync else len(plan.plan.asynchronous)

@@ -1,6 +1,9 @@
-"""Asynchronous trainings in parts: one worker trains what one device trains."""
+"""Runners of scripts: asynchronous trainings in parts, as one device trains, and saved files, which stay."""
 
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,6 +13,8 @@ import onnx
 import pytest
 
 import partc
+from partc.cost.cluster.cluster import encode_cluster
+from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData
 from tests.builders.graphs.exported_models import stored_model
 from tests.builders.plans.compiled_steps import cluster_of
@@ -109,3 +114,37 @@ def test_what_a_failed_training_read_is_read_again_where_it_can_be(dropping: onn
     assert_same(of_list.variables(), train_in_parts(dropping, ten(), 3, sync=True))
     with pytest.raises(BadData, match="10 batches were read, of which 0 are trained"):
         of_generator.train(3)
+
+
+SAVING = """
+import sys, numpy as np, partc
+
+data = partc.shard([{"x": np.zeros((8, 6)), "labels": np.zeros(8, np.int64)}] * 4)
+config = partc.ParallaxConfig(sync=sys.argv[1] == "sync")
+runner = partc.get_runner("train.onnx", "cluster.json", config, data=data)
+for _ in range(2):
+    runner.train(1)
+    print(runner.save())
+"""
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_what_is_saved_outlasts_the_process_and_its_plan(
+    dropping: onnx.ModelProto, way: str, tmp_path: Path
+) -> None:
+    onnx.save(dropping, tmp_path / "train.onnx")
+    (tmp_path / "cluster.json").write_bytes(encode_cluster(cluster_of("1x1")))
+
+    ran = subprocess.run(
+        [sys.executable, "-c", SAVING, way],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    first, second = ran.stdout.splitlines()
+    assert first == second
+    assert "W" in read_arrays(Path(second))
+    assert list(tmp_path.glob("partc-*")) == [Path(second).parent]
