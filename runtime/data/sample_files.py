@@ -34,7 +34,7 @@ def is_of_samples(data: str) -> bool:
 def open_samples(path: Path, axes: Axes) -> dict[str, Column]:
     """Open what a path holds: name -> samples. Raises BadData."""
     if path.suffix == ".parquet":
-        return _columns([_parquet(path, axes)], axes)
+        return _columns(_parquet([path], axes), axes)
     if not path.is_dir():
         return _columns([map_npz(path)], axes)
     if files := sorted(path.glob("*.npy")):
@@ -42,7 +42,7 @@ def open_samples(path: Path, axes: Axes) -> dict[str, Column]:
     if files := sorted(path.glob("*.npz")):
         return _columns([map_npz(file) for file in files], axes)
     if files := sorted(path.glob("*.parquet")):
-        return _columns([_parquet(file, axes) for file in files], axes)
+        return _columns(_parquet(files, axes), axes)
     raise BadData("a folder without data", at=str(path), fix=f"give a folder of {_KINDS}")
 
 
@@ -107,11 +107,20 @@ def _reading_parquet(path: Path) -> Iterator[Any]:  # pyarrow's module, which ha
         raise BadData(f"no table can be read: {error}", at=str(path), fix="give a Parquet file") from error
 
 
-def _parquet(path: Path, axes: Axes) -> dict[str, Array]:
-    with _reading_parquet(path) as parquet:
-        table = parquet.read_table(path)
+def _parquet(paths: Sequence[Path], axes: Axes) -> list[dict[str, Array]]:
+    """Read tables that have rows: an empty list column does not tell how long lists are."""
+    filled = [_arrays(table, path, axes) for path in paths if (table := _table(path)).num_rows]
+    return filled or [_arrays(_table(paths[0]), paths[0], axes)]
+
+
+def _arrays(table: Any, path: Path, axes: Axes) -> dict[str, Array]:
     arrays = {name: _numbers(table[name].combine_chunks(), f"{path}: {name}") for name in table.column_names}
     return {name: np.moveaxis(array, 0, axes.get(name) or 0) for name, array in arrays.items()}
+
+
+def _table(path: Path) -> Any:
+    with _reading_parquet(path) as parquet:
+        return parquet.read_table(path)
 
 
 def _numbers(column: Any, at: str) -> Array:  # pyarrow's arrays, which have no types to check against

@@ -62,6 +62,13 @@ def write_table(path: Path, first: int, stop: int) -> Path:
     return path
 
 
+def empty_tables(folder: Path) -> Path:
+    """Tables without rows first, in the middle and last: those who write in parallel leave such."""
+    for number, (first, stop) in enumerate(((0, 0), (0, 3), (3, 3), (3, 20), (20, 20))):
+        write_table(folder / f"{number}.parquet", first, stop)
+    return folder
+
+
 def parquet(folder: Path) -> Path:
     return write_table(folder / "a.parquet", 0, SAMPLES)
 
@@ -73,6 +80,7 @@ def tables(folder: Path) -> Path:
 
 
 KINDS: dict[str, Callable[[Path], Path]] = {
+    "empty tables": empty_tables,
     "npz": npz, "compressed": compressed, "npy": npy, "shards": shards, "parquet": parquet, "tables": tables,
 }  # fmt: skip
 
