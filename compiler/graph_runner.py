@@ -17,7 +17,8 @@ from partc.runtime.asynchronous.sessions.session import plan_of_data
 from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import newest_checkpoint
 from partc.runtime.checkpoints.stored_values import StoredValues
-from partc.runtime.data.sharded import Batch, BatchStream, ShardedData
+from partc.runtime.data.batches import Batch
+from partc.runtime.data.sharded import BatchStream, ShardedData
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.execution.recorder import TracedSteps
 from partc.runtime.interactive.share_feeds import ReplicaFeeds

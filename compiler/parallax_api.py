@@ -28,8 +28,9 @@ from partc.compiler.options import GraphOptions
 from partc.compiler.parallax_config import TRACE_FILE, ParallaxConfig
 from partc.cost.cluster.cluster import Cluster, read_any_cluster
 from partc.runtime.check_arguments import public
+from partc.runtime.data.batches import Batch
 from partc.runtime.data.feeds import find_function
-from partc.runtime.data.sharded import Batch, ReadShard, ShardedData, is_read_by_shard
+from partc.runtime.data.sharded import ReadShard, ShardedData, is_read_by_shard
 from partc.runtime.errors import BadData, BadUsage
 from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.log import configure_log

@@ -9,7 +9,7 @@ are not written as JSON, in which jobs and plans are.
 
 import inspect
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
@@ -18,6 +18,7 @@ from types import UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 
 from partc.runtime.errors import BadUsage, one_of, one_tree
 
@@ -155,6 +156,7 @@ def _hints(annotated: Any) -> dict[str, Any]:
 def _check(value: object, hint: Any, at: str) -> None:
     """Raise BadUsage where a value is not of a type."""
     if not _fits(value, hint):
+        value, hint, at = _misfit(value, hint, at)
         text = repr(value)
         text = text if len(text) <= _MOST_SHOWN and "\n" not in text else f"a {type(value).__name__}"
         choices = _choices(hint)
@@ -187,6 +189,30 @@ def _fits(value: object, hint: Any) -> bool:
         return isinstance(value, hint)
     except TypeError:  # a protocol: whoever calls it will see
         return True
+
+
+def _misfit(value: object, hint: Any, at: str) -> tuple[object, Any, str]:
+    """Return what is not of its type, its type and its place: a part of a container, if that is at fault."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    containers = [parts for kind in kinds if (parts := list(_parts(value, kind)))]
+    for part, of, place in containers[0] if len(containers) == 1 else ():
+        if not _fits(part, of):
+            return _misfit(part, of, at + place)
+    return value, hint, at
+
+
+def _parts(value: object, kind: Any) -> Iterator[tuple[object, Any, str]]:
+    """Yield a container's parts, where it may be of a kind: each with its type and place.
+
+    A tuple whose members have types of their own is told as a whole.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(value, Mapping) and len(inner) == 2 and isinstance(value, origin):
+        for key, part in value.items():
+            yield key, inner[0], f", key {key!r:.{_MOST_SHOWN}}"
+            yield part, inner[1], f"[{key!r:.{_MOST_SHOWN}}]"
+    elif isinstance(value, list | tuple) and origin in _KINDS and inner[1:] in ((), (Ellipsis,)):
+        yield from ((part, inner[0], f"[{place}]") for place, part in enumerate(value))
 
 
 def _fits_container(value: object, origin: Any, inner: tuple[Any, ...]) -> bool:
@@ -257,6 +283,8 @@ _WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     Path: "a Path",
+    np.ndarray: "an array",
+    np.generic: "a scalar of NumPy's",
 }
 
 
@@ -285,4 +313,4 @@ def _told(hint: Any) -> str:
     if origin in _KINDS:
         return f"{_KINDS[origin]} of {' and '.join(_told(one) for one in inner if one is not Ellipsis)}"
     named = getattr(origin or hint, "__name__", str(hint))
-    return _WORDS.get(hint) or ("an " if named[0] in "aeiouAEO" else "a ") + named
+    return _WORDS.get(origin or hint) or ("an " if named[0] in "aeiouAEO" else "a ") + named

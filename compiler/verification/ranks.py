@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from partc.runtime.data.batches import share_of
+from partc.runtime.data.batches import Batch, share_of
 from partc.runtime.data.checkpoint import map_array
 from partc.runtime.data.feeds import open_source
 from partc.runtime.execution.device import ExecutionDevice
@@ -29,7 +29,6 @@ from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.program import Plan, Rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Batch = Mapping[str, Array]
 Data = str | Path | Sequence[Batch]
 
 

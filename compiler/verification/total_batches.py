@@ -7,14 +7,14 @@ MODULE:FUNC    the function's batches, or one of every shard, joined along the s
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from partc.runtime.data.batches import check_total_batch, copied, total_shape
+from partc.runtime.data.batches import Batch, check_total_batch, copied, total_shape
 from partc.runtime.data.draws import integer_rows, normal_rows
 from partc.runtime.data.feeds import SYNTHETIC_SCALAR, open_source
 from partc.runtime.errors import BadData
@@ -22,11 +22,10 @@ from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Batch = Mapping[str, Array]
 Data = str | Path | Sequence[Batch]
 
 
-def total_batches(plan: Plan, data: Data, steps: int, seed: int) -> Iterator[Batch]:
+def total_batches(plan: Plan, data: Data, steps: int, seed: int) -> Iterator[dict[str, Array]]:
     """Yield the total batches of `steps` steps. Raises BadData."""
     if isinstance(data, str | Path):
         source = open_source(str(data), plan, seed)  # refuses what ranks would refuse
@@ -35,7 +34,7 @@ def total_batches(plan: Plan, data: Data, steps: int, seed: int) -> Iterator[Bat
         if data == "synthetic":
             return islice(_synthetic(plan, seed), steps)
         return (source.total(step) for step in range(steps))
-    batches: list[Batch] = []
+    batches: list[dict[str, Array]] = []
     for batch in islice(data, steps):
         check_total_batch(plan, batch)
         batches.append(copied(batch))
@@ -46,7 +45,7 @@ def total_batches(plan: Plan, data: Data, steps: int, seed: int) -> Iterator[Bat
     return iter(batches)
 
 
-def _of_file(plan: Plan, path: Path) -> Iterator[Batch]:
+def _of_file(plan: Plan, path: Path) -> Iterator[dict[str, Array]]:
     with np.load(path, allow_pickle=False) as arrays:
         file_arrays = {entry.name: arrays[entry.name] for entry in plan.data_inputs}
     for step in count():
@@ -63,7 +62,7 @@ def _entries(plan: Plan, entry: DataInput, array: Array, step: int) -> Array:
     return np.ascontiguousarray(np.moveaxis(np.moveaxis(array, axis, 0)[places], 0, axis))
 
 
-def _synthetic(plan: Plan, seed: int) -> Iterator[Batch]:
+def _synthetic(plan: Plan, seed: int) -> Iterator[dict[str, Array]]:
     for step in count():
         yield {entry.name: _draw_entry(plan, entry, seed, step) for entry in plan.data_inputs}
 

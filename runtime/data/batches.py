@@ -14,6 +14,8 @@ from partc.runtime.plan.program import IDLE, Plan, Rank
 from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Fed = Array | np.generic  # a scalar of NumPy's is as good as an array of no axes
+Batch = Mapping[str, Fed]
 
 
 def total_shape(plan: Plan, data_input: DataInput) -> tuple[int | str, ...]:
@@ -64,7 +66,7 @@ def fixed_sizes(plan: Plan) -> dict[str, int]:
     return {name: size for name, size in plan.sizes.items() if name not in left_open}
 
 
-def sizes_of(plan: Plan, batch: Mapping[str, Array]) -> dict[str, int]:
+def sizes_of(plan: Plan, batch: Batch) -> dict[str, int]:
     """Return the symbolic sizes that a checked total batch shows."""
     sizes: dict[str, int] = {}
     for data_input in plan.data_inputs:
@@ -94,7 +96,7 @@ def place_in_batch(
     return f"{name}, batch of step {step + 1}: {element(data_input.name, in_total)}"
 
 
-def check_total_batch(plan: Plan, batch: Mapping[str, Array], place: str = "") -> None:
+def check_total_batch(plan: Plan, batch: Batch, place: str = "") -> None:
     """Check the names, types, shapes and values of a total batch. Raises BadData.
 
     `place`: where the batch comes from, as messages say it.
@@ -117,11 +119,11 @@ def check_total_batch(plan: Plan, batch: Mapping[str, Array], place: str = "") -
         )
     for name, data_input in known.items():
         check_input(plan, data_input, batch[name], place)
-        check_values_taken(data_input, batch[name], None, place)
+        check_values_taken(data_input, np.asarray(batch[name]), None, place)
     _check_same_sizes(plan, batch, place)
 
 
-def _check_same_sizes(plan: Plan, batch: Mapping[str, Array], place: str) -> None:
+def _check_same_sizes(plan: Plan, batch: Batch, place: str) -> None:
     """Refuse a batch in which one symbolic size has two values. Raises BadData."""
     firsts: dict[tuple[str, bool], tuple[int, str]] = {}
     for data_input in plan.data_inputs:
@@ -166,9 +168,9 @@ def check_values_taken(
     )
 
 
-def check_input(plan: Plan, data_input: DataInput, array: Array, place: str = "") -> None:
+def check_input(plan: Plan, data_input: DataInput, array: Fed, place: str = "") -> None:
     """Check one input's total batch. Raises BadData."""
-    if not isinstance(array, np.ndarray):
+    if not isinstance(array, np.ndarray | np.generic):
         raise BadData(
             f"the data is a {type(array).__name__}, the model reads {data_input.dtype}",
             at=f"{place}data input {data_input.name!r}",
@@ -215,7 +217,7 @@ def _check_microbatches(plan: Plan, data_input: DataInput, samples: int, place: 
         )
 
 
-def refuse_empty(data_input: DataInput, array: Array | Column, place: str = "") -> None:
+def refuse_empty(data_input: DataInput, array: Fed | Column, place: str = "") -> None:
     """Refuse data without samples: a mean over none is no number. Raises BadData."""
     axis = data_input.sample_axis
     if axis is not None and axis < array.ndim and not array.shape[axis]:
@@ -260,10 +262,10 @@ def _check_part(plan: Plan, data_input: DataInput, array: Array, replica: int, a
         _check_microbatches(plan, data_input, array.shape[axis], f"{at}, ")
 
 
-def join_shares(plan: Plan, shares: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def join_shares(plan: Plan, shares: Sequence[Batch]) -> dict[str, Array]:
     """Return the total batch of what all replicas are fed; of inputs that they share, the first's."""
     return {
-        entry.name: shares[0][entry.name]
+        entry.name: np.asarray(shares[0][entry.name])
         if entry.sample_axis is None
         else np.concatenate([share[entry.name] for share in shares], axis=entry.sample_axis)
         for entry in plan.data_inputs
@@ -281,12 +283,15 @@ def inputs_of(plan: Plan, rank: Rank) -> tuple[DataInput, ...]:
     )
 
 
-def copied(batch: Mapping[str, Array]) -> dict[str, Array]:
+def copied(batch: Batch) -> dict[str, Array]:
     """Return a batch in arrays of its own: an iterator may fill those that it gave before with the next."""
-    return {name: array.copy() if isinstance(array, np.ndarray) else array for name, array in batch.items()}
+    return {
+        name: np.array(array) if isinstance(array, np.ndarray | np.generic) else array
+        for name, array in batch.items()
+    }
 
 
-def share_of(plan: Plan, rank: Rank, batch: Mapping[str, Array]) -> dict[str, Array]:
+def share_of(plan: Plan, rank: Rank, batch: Batch) -> dict[str, Array]:
     """Return what one rank is fed of a total batch."""
     return {
         data_input.name: share_of_input(plan, rank, data_input, batch[data_input.name])
@@ -306,11 +311,11 @@ def index_in_total(
     return (*index[:axis], index[axis] + first, *index[axis + 1 :])
 
 
-def share_of_input(plan: Plan, rank: Rank, data_input: DataInput, array: Array) -> Array:
+def share_of_input(plan: Plan, rank: Rank, data_input: DataInput, array: Fed) -> Array:
     """Return what one rank is fed of one input's total batch."""
     axis = data_input.sample_axis
     if axis is None or rank.replica is None:
-        return array
+        return np.asarray(array)
     index = [slice(None)] * array.ndim
     index[axis] = slice(*part_range(array.shape[axis], plan.replicas, rank.replica))
-    return np.asarray(array[tuple(index)], order="C")
+    return np.asarray(np.asarray(array)[tuple(index)], order="C")

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.data.batches import check_share, copied, inputs_of, join_shares
+from partc.runtime.data.batches import Batch, check_share, copied, inputs_of, join_shares
 from partc.runtime.data.not_finite import Index, element
 from partc.runtime.errors import BadData
 from partc.runtime.plan.program import Plan, Rank
 from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Batch = Mapping[str, Array]
 ReadShard = Callable[[int, int], Iterable[Batch]]  # (num_shards, shard_id)
 
 PARAMETERS = ("num_shards", "shard_id")

@@ -1,6 +1,6 @@
 """What each rank is fed of a feed: a list of arrays per data input, one for every replica."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ReplicaFeeds = Mapping[str, Sequence[Array]]
+# data input -> a list or tuple of what numpy.asarray takes, one for each replica
+ReplicaFeeds = Mapping[str, object]
 
 AT = "feeds"
 
@@ -38,7 +39,7 @@ def share_feeds(plan: Plan, feeds: ReplicaFeeds) -> dict[int, dict[str, Array]]:
     }
 
 
-def _list_of(plan: Plan, entry: DataInput, values: Sequence[Array]) -> list[Array]:
+def _list_of(plan: Plan, entry: DataInput, values: object) -> list[Array]:
     at = f"{AT}, data input {entry.name!r}"
     if not isinstance(values, list | tuple) or len(values) != plan.replicas:
         description = (
@@ -49,7 +50,11 @@ def _list_of(plan: Plan, entry: DataInput, values: Sequence[Array]) -> list[Arra
             at=at,
             fix=f"give a list of {plan.replicas} arrays, one for each replica: numpy.split makes one",
         )
-    arrays = [np.asarray(value, order="C") for value in values]
+    try:
+        arrays = [np.asarray(value, order="C") for value in values]
+    except ValueError as error:
+        fix = f"give arrays, which numpy.asarray(data, '{entry.dtype}') makes"
+        raise BadData(f"no array can be made of what is given: {error}", at=at, fix=fix) from error
     if entry.sample_axis is None and any(not np.array_equal(array, arrays[0]) for array in arrays):
         raise BadData(
             "arrays that differ, for an input that all replicas share",

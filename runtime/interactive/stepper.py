@@ -278,7 +278,7 @@ class Stepper:
 
     def _shares(self, feeds: ReplicaFeeds | None) -> dict[int, dict[str, Array]]:
         if not self._reads_itself:
-            return share_feeds(self.plan, feeds or {})
+            return share_feeds(self.plan, {} if feeds is None else feeds)
         if feeds:
             raise BadUsage(
                 "feeds for ranks that read data of their own", at="feeds", fix="leave feeds out, or data"

@@ -22,6 +22,7 @@ from partc.runtime.checkpoints.stored_values import StoredValues
 from partc.runtime.checkpoints.training_folders import training_folders
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import (
+    Batch,
     check_sizes,
     check_total_batch,
     copied,
@@ -64,7 +65,7 @@ from partc.runtime.plan.program import Plan, instructions_of
 from partc.runtime.supervision.stop_signals import stopped
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Batches = Iterable[Mapping[str, Array]]
+Batches = Iterable[Batch]
 
 LOG_FILE = "run.log"
 # The supervisor loses patience before ranks do: it knows for whom they wait.
@@ -427,7 +428,7 @@ def stage_data(
     return str(folder / STAGED_FILE), sizes_of(plan, batches[0])
 
 
-def _check_same_shapes(first: Mapping[str, Array], batch: Mapping[str, Array]) -> None:
+def _check_same_shapes(first: Batch, batch: Batch) -> None:
     for name, array in first.items():
         if batch[name].shape != array.shape:
             raise BadData(

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 import partc
+from partc.compiler.graph_runner import GraphRunner
 from partc.cost.cluster.cluster import encode_cluster
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.errors import BadData
@@ -148,3 +150,57 @@ def test_what_is_saved_outlasts_the_process_and_its_plan(
     assert first == second
     assert "W" in read_arrays(Path(second))
     assert list(tmp_path.glob("partc-*")) == [Path(second).parent]
+
+
+@pytest.fixture(scope="module")
+def rated() -> onnx.ModelProto:
+    """A step whose learning rate is fed."""
+    forward = partc.build_model("mlp", sizes=(6, 8, 3), batch=4)
+    return partc.build_training_graph(forward, loss="softmax_cross_entropy", optimizer=partc.SGD("fed"))
+
+
+@pytest.fixture(scope="module")
+def two(rated: onnx.ModelProto) -> Iterator[GraphRunner]:
+    with partc.get_runner(rated, cluster_of("1x2")) as runner:
+        yield runner
+
+
+def fed_rate(rate: object) -> dict[str, Any]:
+    x, labels = np.ones((4, 6), np.float32), np.zeros(4, np.int64)
+    return {"x": x, "labels": labels, "learning_rate": rate}
+
+
+def test_scalars_of_numpy_are_fed_as_arrays_are(rated: onnx.ModelProto, tmp_path: Path) -> None:
+    plan = partc.compile(rated, cluster_of("1x1"), tmp_path / "out")
+    scalar, array = (fed_rate(rate) for rate in (np.float32(0.1), np.array(0.1, np.float32)))
+
+    of_array = partc.Runner(plan).train([array], 1).variables
+    of_scalar = partc.Runner(plan).train([scalar], 1).variables
+    with partc.get_runner(rated, cluster_of("1x1")) as runner:
+        runner.run("loss", {name: [value] for name, value in scalar.items()})
+        assert_same(runner.variables(), of_array)
+    with partc.get_runner(rated, cluster_of("1x1"), data=partc.shard([scalar])) as runner:
+        runner.train(1)
+        assert_same(runner.variables(), of_array)
+
+    assert_same(of_scalar, of_array)
+    assert partc.verify(plan, steps=1, data=[scalar]).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "what"),
+    [
+        ("x", [[1.0, 2.0], [3.0, 4.0]], r"float64\[2\] for one replica"),
+        ("x", [[[1.0], [2.0, 3.0]]] * 2, "no array can be made of what is given"),
+        ("x", np.zeros((8, 6), np.float32), "ndarray for 2 replicas"),
+        ("labels", None, "NoneType for 2 replicas"),
+        ("learning_rate", [0.1] * 2, r"float64\[\] for one replica, which reads float32"),
+        ("learning_rate", 0.1, "float for 2 replicas"),
+    ],
+)
+def test_a_wrong_feed_is_named(two: GraphRunner, name: str, wrong: object, what: str) -> None:
+    good = {key: [value] * 2 for key, value in fed_rate(np.float32(0.1)).items()}
+
+    for run in (two.run, two.training.run):
+        with pytest.raises(BadData, match=f"{what}(.|\n)*data input '{name}'"):
+            run("loss", {**good, name: wrong})

@@ -84,6 +84,25 @@ def test_tuples_are_of_their_types_one_by_one(ranges: Any) -> None:
         taken(ranges=ranges)
 
 
+@pytest.mark.parametrize(
+    ("given", "what", "place"),
+    [
+        ({"arrays": {"x": np.zeros(1), "y": [1]}}, "[1] is not an array", "taken(arrays=...)['y']"),
+        ({"arrays": {3: np.zeros(1)}}, "3 is not text", "taken(arrays=...), key 3"),
+        ({"named": {"rate": "much"}}, "'much' is not a whole number or None", "taken(named=...)['rate']"),
+        ({"listed": [1, 2, None]}, "None is not a number", "taken(listed=...)[2]"),
+        ({"ranges": ((1, 2), (1, "x"))}, "a tuple of a whole number and", "taken(ranges=...)[1]"),
+        ({"listed": (1, 2)}, "(1, 2) is not a list of a number", "taken(listed=...)"),
+    ],
+)
+def test_what_is_wrong_in_a_container_is_named(given: Mapping[str, Any], what: str, place: str) -> None:
+    with pytest.raises(BadUsage) as refused:
+        taken(**given)
+
+    assert what in refused.value.what
+    assert refused.value.at == place
+
+
 def test_records_have_numbers_of_pythons_own() -> None:
     record = Record(np.int64(3), rates=[np.float32(1)], sizes={"batch": np.int64(4)})  # type: ignore[arg-type]
 
