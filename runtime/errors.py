@@ -45,7 +45,7 @@ class Cause:
     member: str  # rank 3; worker-1; server-0
     host: str
     device: str
-    step: int
+    step: int  # a server's: of workers, in the mean
     at: str  # a segment or communication, or what else it was at
     reason: str
 

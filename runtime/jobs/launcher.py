@@ -255,8 +255,8 @@ class StopRequest:
         return stopped(self.number, f"step {step}" if step else "before the first step")
 
 
-def error_of(trouble: Trouble, log: Path) -> PartcError:
-    """Return the error of the process that is to blame."""
+def error_of(trouble: Trouble, log: Path, counted: str = "") -> PartcError:
+    """Return the error of the process that is to blame. `counted`: what its step is, if not its own."""
     cause = trouble.cause
     failure = None if trouble.ended is None else trouble.ended.failure
     if failure is not None:
@@ -267,7 +267,7 @@ def error_of(trouble: Trouble, log: Path) -> PartcError:
         error = RankFailed(
             f"{cause.member} {cause.reason}",
             at=", ".join(
-                (f"{cause.member} ({place})", *([f"step {cause.step}"] if cause.step else []), cause.at)
+                (f"{cause.member} ({place})", *([f"step {cause.step}{counted}"] * bool(cause.step)), cause.at)
             ),
             fix=f"{_FIXES[cause.kind]}; read {log}{_memory(trouble.ended)}",
         )

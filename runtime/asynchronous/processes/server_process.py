@@ -61,16 +61,16 @@ class ServerProcess(SessionProcess):
         return f"{self.name} ({self._rank.host})"
 
     def position(self) -> Position:
-        """Return how far this server is, in steps of all workers: asked by another thread."""
+        """Return how far this server is, in steps of workers: asked by another thread."""
         return self._track.position(device="")
 
     def run(self) -> None:
         """Serve until no worker is left, then write what this server owns."""
         waiting, serving = self._track.place("waiting", awaits=True), self._track.place("serving")
         while not self._server.is_finished:
-            self._track.begin(self._server.staleness.pushes, waiting)
+            self._track.begin(self._mean_step, waiting)
             for message, frames in self.mesh.receive(POLL_S):
-                self._track.begin(self._server.staleness.pushes, serving)
+                self._track.begin(self._mean_step, serving)
                 self._server.receive(message, frames)
                 self._server.advance()
             if self._saving is not None:
@@ -79,6 +79,12 @@ class ServerProcess(SessionProcess):
         if self._server.coordinator is not None:
             write_arrays(kept_file(self.folder), self._kept())
         self._write_report()
+
+    @property
+    def _mean_step(self) -> int:
+        """How many steps this server has applied of a worker, in the mean: comparable with theirs."""
+        steps = self.sessions.steps
+        return (sum(steps) + self._server.staleness.pushes) // len(steps)
 
     def _write_report(self) -> None:
         staleness, chief = self._server.staleness, self._server.coordinator

@@ -207,7 +207,8 @@ class SessionsWatch:
         cause = trouble.cause
         session = self._training.get(cause.member)
         if session is None or _says_why(trouble.ended) or (cause.kind == "stuck" and not self._trained):
-            raise error_of(trouble, self._log.path)
+            counted = " in the mean of workers" if cause.member in self._servers else ""
+            raise error_of(trouble, self._log.path, counted)
         self._dismiss(cause.member)
         died = f"{describe_worker(self._plan, worker_of(session, self._workers))} {cause.reason}"
         lives = session // self._workers

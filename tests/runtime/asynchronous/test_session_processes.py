@@ -1,5 +1,6 @@
 import os
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,22 @@ def test_the_death_of_a_server_ends_the_run(additive: PlanFolder) -> None:
         Runner(additive).train(batches, 3000, timeout_s=60, on_progress=kill_server)
 
     assert job_processes(additive.path) == []
+
+
+def test_the_step_of_a_server_that_died_is_that_of_its_workers(additive: PlanFolder) -> None:
+    data = data_of_workers_that_end("time.sleep(60)")
+    Path("dying.py").write_text(Path("dying.py").read_text().replace('["worker", "1"]', "sys.argv[-2:]"))
+
+    def kill_server() -> None:
+        for found in job_processes(additive.path):
+            if (found.role, found.name) == ("member", "server-1"):
+                os.kill(found.process, signal.SIGKILL)
+
+    def kill_it_later(progress: Progress) -> None:
+        threading.Timer(2.0, kill_server).start()  # when both workers wait for their third batch
+
+    with pytest.raises(RankFailed, match=r"at:  server-1 \(host0\), step 2 in the mean of workers, waiting"):
+        Runner(additive).train(data, 12, timeout_s=60, on_progress=kill_it_later)
 
 
 @pytest.mark.long
