@@ -17,7 +17,7 @@ from partc.runtime.asynchronous.processes.job import (
     session_outputs_file,
 )
 from partc.runtime.asynchronous.sessions.session import own_ranks, server_name, servers_of, worker_name
-from partc.runtime.data.checkpoint import TensorFile, read_array, read_arrays, write_arrays, write_tensors
+from partc.runtime.data.checkpoint import TensorFile, map_array, read_arrays, write_arrays, write_tensors
 from partc.runtime.errors import BadUsage
 from partc.runtime.jobs.job import Job, variables_file
 from partc.runtime.jobs.results import Owner, TrainingResult, owners_of, pieces_among
@@ -98,15 +98,15 @@ def _outputs(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Array]]:
 
 
 def _write_after(plan: Plan, folder: Path, step: int) -> None:
-    """Write the variables after a step of the only worker, one piece in memory at a time."""
+    """Write the variables after a step of the only worker, of which none is read into memory."""
     servers = {rank.rank for rank in servers_of(plan)}
     variables = {variable.name: variable for variable in plan.variables}
 
     def pieces(name: str, shared: Sequence[Owner]) -> Iterator[Array]:
         for owner in shared:
-            yield read_array(pieces_file(folder, server_name(owner.rank), step), owner.piece.value)
+            yield map_array(pieces_file(folder, server_name(owner.rank), step), owner.piece.value)
         if not shared:
-            yield read_array(pieces_file(folder, worker_name(0), step), name)
+            yield map_array(pieces_file(folder, worker_name(0), step), name)
 
     def tensor_of(name: str, owners: Sequence[Owner]) -> TensorFile:
         shared = pieces_among([owner for owner in owners if owner.rank in servers])

@@ -130,13 +130,6 @@ def iterate_arrays(path: Path) -> Iterator[tuple[str, Array]]:
         ) from error
 
 
-def read_array(path: Path, name: str) -> Array:
-    """Read one tensor of a safetensors file."""
-    with safe_open(path, framework="numpy") as tensors:
-        array: Array = tensors.get_tensor(name)
-        return array
-
-
 def map_array(path: Path, name: str) -> Array:
     """Return one tensor of a safetensors file without reading it: the system reads what is looked at."""
     return map_arrays(path, (name,))[name]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from partc.runtime.data.checkpoint import TensorFile, read_array, write_arrays, write_tensors
+from partc.runtime.data.checkpoint import TensorFile, map_array, write_arrays, write_tensors
 from partc.runtime.execution.environment import Environment
 from partc.runtime.jobs.results import copies_of, owners_of, pieces_among
 from partc.runtime.plan.program import Plan, Rank
@@ -69,7 +69,7 @@ class VariablesOfRank:
 
     def _merged(self, path: Path, name: str) -> TensorFile:
         variable = self._variables[name]
-        pieces = (read_array(_part_file(path, owner.rank), name) for owner in self._pieces[name])
+        pieces = (map_array(_part_file(path, owner.rank), name) for owner in self._pieces[name])
         boxes = [owner.piece.box for owner in self._pieces[name]]
         return TensorFile(name, variable.dtype, variable.shape, pieces, boxes)
 
