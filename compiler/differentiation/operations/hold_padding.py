@@ -7,6 +7,7 @@ y = Gather (table, ids)     becomes     rows = Gather (table, ids)
 
 import re
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -35,7 +36,7 @@ def _hold(node: onnx.NodeProto, names: OperationBuilder, padding: int) -> list[o
     )
     node.output[0] = rows
 
-    def make(op: str, inputs: list[str], output: str, **attributes: object) -> onnx.NodeProto:
+    def make(op: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
         return helper.make_node(op, inputs, [output], name=names.fresh(f"{node.name}.{op}"), **attributes)
 
     identity = make("Identity", [rows], held)
