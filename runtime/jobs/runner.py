@@ -23,13 +23,10 @@ from partc.runtime.checkpoints.training_folders import training_folders
 from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.batches import (
     Batch,
-    check_sizes,
     check_total_batch,
     copied,
-    fixed_sizes,
     refuse_other_sizes,
     sizes_of,
-    symbolic_sizes,
 )
 from partc.runtime.data.checkpoint import map_arrays, read_arrays, write_tensors
 from partc.runtime.data.feeds import STAGED_FILE
@@ -37,13 +34,13 @@ from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.data.sharded import BatchStream
 from partc.runtime.engines.machines import Machines, machines_of
 from partc.runtime.engines.place import Place
-from partc.runtime.errors import BadData, BadUsage, CopiesDiffer, one_of
+from partc.runtime.errors import BadData, BadUsage, CopiesDiffer
 from partc.runtime.execution.recorder import MIDDLE, TracedSteps, middle_of
+from partc.runtime.jobs.check_training import check_plan_sizes, check_request, check_traced, check_trained
 from partc.runtime.jobs.job import (
     Checkpoints,
     Job,
     Notice,
-    check_timeout,
     outputs_file,
     read_report,
     read_times,
@@ -137,9 +134,9 @@ class Runner:
         CopiesDiffer if `save` is asked and replicas are not equal in the end, and BadUsage while another
         process trains in the plan's folder or that of the checkpoints.
         """
-        _check_request(steps, timeout_s, read_after, worker_restarts, save and keep_in is not None)
-        _check_trained(trained, steps, resume)
-        _check_sizes(sizes or {}, self._folder.plan)
+        check_request(steps, timeout_s, read_after, worker_restarts, save and keep_in is not None)
+        check_trained(trained, steps, resume)
+        check_plan_sizes(sizes or {}, self._folder.plan)
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
         plan = _plan_of_data(self._folder.plan, sizes or {})
         asked = data_asked(plan, str(data) if isinstance(data, str | Path) else "", shuffle)
@@ -148,7 +145,7 @@ class Runner:
             if start.checkpoint is not None and start.step == steps:
                 return self._already_trained(start.checkpoint, start.step, save)
             traced = middle_of(start.step + 1, steps) if traced_steps == MIDDLE else traced_steps
-            _check_traced(traced, start.step, steps)
+            check_traced(traced, start.step, steps)
             slowest = min(start.workers, default=start.step)  # of asynchronous workers
             lag = start.furthest - slowest
             with job_folder(self._folder.path) as folder:
@@ -317,20 +314,6 @@ class Runner:
         )
 
 
-def _check_request(
-    steps: int, timeout_s: float, read_after: Collection[int], worker_restarts: int, is_kept_twice: bool
-) -> None:
-    if steps < 1:
-        raise BadUsage(f"{steps} steps", at="--steps", fix="train at least one step")
-    check_timeout(timeout_s, "--timeout")
-    if beyond := [step for step in read_after if not 0 < step <= steps]:
-        raise BadUsage(f"no step {beyond[0]} of {steps}", at="read_after", fix="count steps from 1")
-    if worker_restarts < 0:
-        raise BadUsage(f"{worker_restarts} restarts", at="worker_restarts", fix="give 0 or more")
-    if is_kept_twice:
-        raise BadUsage("variables in two places", at="keep_in", fix="say save=False, too")
-
-
 def _behind(data: str | Path | Batches, consumed: int) -> str | Path | Batches:
     """Return data without the batches that were used; of files and functions, daemons skip them."""
     if isinstance(data, BatchStream):
@@ -338,56 +321,11 @@ def _behind(data: str | Path | Batches, consumed: int) -> str | Path | Batches:
     return data if isinstance(data, str | Path) else islice(data, consumed, None)
 
 
-def _check_trained(trained: int, steps: int, resume: bool) -> None:
-    if trained and resume:
-        fix = "leave `trained` out: a checkpoint tells how much was trained"
-        raise BadUsage(f"{trained} trained steps beside checkpoints", at="Runner.train(trained=...)", fix=fix)
-    if not 0 <= trained < steps:
-        raise BadUsage(
-            f"{steps} steps in all, of which {trained} are trained",
-            at="Runner.train(trained=...)",
-            fix="give the number of steps in all, more than are trained",
-        )
-
-
-def _check_sizes(sizes: Mapping[str, int], plan: Plan) -> None:
-    check_sizes(sizes)
-    known, fixed = symbolic_sizes(plan.data_inputs), fixed_sizes(plan)
-    if unknown := sorted(sizes.keys() - known - fixed.keys()):
-        fix = one_of(sorted(known), unknown[0]) if known else "leave it out: this plan's sizes are all fixed"
-        raise BadUsage(f"no symbolic size {unknown[0]!r}", at="sizes", fix=fix)
-    if other := sorted(name for name in sizes.keys() & fixed.keys() if sizes[name] != fixed[name]):
-        raise BadUsage(
-            f"the plan is for {other[0]} = {fixed[other[0]]} alone, not {sizes[other[0]]}",
-            at="sizes",
-            fix=f"compile with --size {other[0]}={sizes[other[0]]}",
-        )
-
-
 def _plan_of_data(plan: Plan, sizes: Mapping[str, int]) -> Plan:
     """Return the plan as data sources see it, with sizes that are not its own."""
     if plan.asynchronous:
         return plan_of_data(plan, sizes)
     return msgspec.structs.replace(plan, sizes=plan.sizes | dict(sizes))
-
-
-def _check_traced(traced: TracedSteps, done: int, steps: int) -> None:
-    """Refuse to trace steps that will not be trained, or are none. Raises BadUsage."""
-    if isinstance(traced, int):
-        if traced < 0:
-            fix = "give how many of the last steps, 0 for none"
-            raise BadUsage(f"the last {traced} steps are to be traced", at="--trace-steps", fix=fix)
-        return
-    for first, last in traced:
-        if first > last:
-            fix = "give the first step of each range, then the last"
-            raise BadUsage(f"{first} to {last} are no steps", at="--trace-steps", fix=fix)
-        if first <= done or last > steps:
-            raise BadUsage(
-                f"steps {first} to {last} are to be traced, where {done + 1} to {steps} are trained",
-                at="--trace-steps",
-                fix="choose among these",
-            )
 
 
 def _move_variables(steps: Iterable[int], source: Path, target: Path) -> None:
