@@ -108,7 +108,8 @@ class SavedFile:
         if not self._has_own_folder:
             return written
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix=SAVED_PREFIX))
-        return Path(shutil.copyfile(written, self._folder / written.name))
+        part_file = shutil.copyfile(written, self._folder / f"{written.name}.part")
+        return part_file.replace(self._folder / written.name)
 
 
 class GraphRunner(NamedTuple):

@@ -207,12 +207,16 @@ def _parts(value: object, kind: Any) -> Iterator[tuple[object, Any, str]]:
     A tuple whose members have types of their own is told as a whole.
     """
     origin, inner = get_origin(kind), get_args(kind)
-    if isinstance(value, Mapping) and len(inner) == 2 and isinstance(value, origin):
+    if isinstance(value, Mapping) and len(inner) == 2 and _is_of(value, origin):
         for key, part in value.items():
             yield key, inner[0], f", key {key!r:.{_MOST_SHOWN}}"
             yield part, inner[1], f"[{key!r:.{_MOST_SHOWN}}]"
     elif isinstance(value, list | tuple) and origin in _KINDS and inner[1:] in ((), (Ellipsis,)):
         yield from ((part, inner[0], f"[{place}]") for place, part in enumerate(value))
+
+
+def _is_of(value: object, origin: object) -> bool:
+    return isinstance(origin, type) and isinstance(value, origin)
 
 
 def _fits_container(value: object, origin: Any, inner: tuple[Any, ...]) -> bool:

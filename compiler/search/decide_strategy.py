@@ -185,8 +185,9 @@ def _price_names(compilation: Compilation, price: WholeSteps, promising: "_Names
         if promising is not None:
             yield from promising.priced()
             return
-        yield from filter(None, (price(name, name) for name in names[:MOST_NAMES]))
-        if is_refused and not price.priced:
+        fitting_names = list(filter(None, (price(name, name) for name in names[:MOST_NAMES])))
+        yield from fitting_names
+        if is_refused and not fitting_names:
             fitting = price.first_of(names_by_need(compilation.workers))
             if fitting is not None:
                 yield fitting

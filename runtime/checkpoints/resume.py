@@ -112,6 +112,7 @@ def resume_from(
         samples = batches * samples_of_batch
     elif is_stream(data.name):
         batches = _batches_of_stream(stored, plan)
+        samples = samples if batches == position.batches else None  # that they hold
     is_alike = len(position.workers) == count and batches == position.batches
     workers = position.workers if is_alike else (position.step,) * count
     order = position.is_shuffled if data.is_shuffled is None else data.is_shuffled
@@ -170,12 +171,14 @@ def _samples_of_batch(plan: Plan, data: str) -> int | None:
 def _batches_of_stream(stored: StoredValues, plan: Plan) -> int:
     """Return how many batches of a stream were used, of whatever size. Raises BadCheckpoint."""
     position, plan_sha256 = stored.manifest.position, stored.manifest.plan_sha256
-    if position.shards is None and is_stream(position.data) and plan_sha256 != plan.sha256:
+    is_of_shards = plan.batch == "per-replica"
+    is_told = position.shards is not None or not is_stream(position.data)
+    if is_of_shards and not is_told and plan_sha256 != plan.sha256:
         raise BadCheckpoint(
             "a checkpoint of an earlier partc: it does not tell whether replicas read batches of their own",
             at=str(stored.folder / MANIFEST_FILE),
             fix="go on with the plan that wrote it, from whose next checkpoint any plan goes on",
         )
-    if position.shards and plan.batch == "per-replica":  # a shard's batch is as large among more or fewer
+    if position.shards and is_of_shards:  # a shard's batch is as large among more or fewer
         return -(-position.batches * position.shards // plan.replicas)
     return position.batches

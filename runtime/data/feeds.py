@@ -206,7 +206,7 @@ class FunctionSource:
 
 def is_stream(data: str) -> bool:
     """Tell whether data are batches one behind the other, of whatever size: handed over, or a function's."""
-    return data != SYNTHETIC and not is_of_samples(data)
+    return not data or (":" in data and not is_of_samples(data))
 
 
 def shards_of(data: str, replicas: int) -> int:

@@ -98,9 +98,6 @@ class InteractiveDaemon(Daemon):
     def _open_source(self) -> Shares:
         return super()._open_source() if self._job.data else self._fed
 
-    def _shards_of_data(self) -> int:
-        return super()._shards_of_data() if self._job.data else self._plan.replicas
-
     def _train(self, step: Step, arrays: dict[str, Array]) -> None:
         self.step = step.step
         self._fed.fed = arrays

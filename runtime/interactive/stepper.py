@@ -122,6 +122,7 @@ class Stepper:
             first_samples=self.begun.samples,
             data_name=data,
             file_samples=asked.file_samples,
+            shards=0 if data else self.plan.replicas,
             resumed_from="" if self.begun.checkpoint is None else str(self.begun.checkpoint.resolve()),
             checkpoints=checkpoints,
             training=self.begun.training,

@@ -224,11 +224,8 @@ class Daemon:
             is_shuffled=self._job.is_shuffled,
             file_samples=self._job.file_samples,
             training=self._job.training,
-            shards=self._shards_of_data(),
+            shards=self._job.shards or shards_of(self._job.data, self._plan.replicas),
         )
-
-    def _shards_of_data(self) -> int:
-        return shards_of(self._job.data, self._plan.replicas)
 
     def _open_logs(self, at_the_end: ExitStack) -> Callable[[], None]:
         """Open what takes each step's outputs, and return what writes them."""

@@ -82,6 +82,7 @@ class Job(Record, frozen=True):
     data_from: int = 0  # the batch with which `data` begins: batches that are handed over begin behind these
     data_name: str = ""  # as it was asked for
     file_samples: int | None = None  # that it holds, if it is files
+    shards: int = 0  # whose batches, one of each, are a step's, if they are handed over so; else 0
     resumed_from: str = ""  # the checkpoint that the variables come from
     checkpoints: Checkpoints | None = None
     metrics_file: str = ""  # takes a line of every step

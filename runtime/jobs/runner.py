@@ -173,6 +173,7 @@ class Runner:
                     data_from=0 if isinstance(data, str | Path) else consumed,
                     data_name=asked.name,
                     file_samples=asked.file_samples,
+                    shards=plan.replicas if isinstance(data, BatchStream) else 0,
                     resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
                     checkpoints=checkpoints,
                     metrics_file="" if metrics is None else str(metrics.resolve()),

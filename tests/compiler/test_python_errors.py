@@ -128,6 +128,7 @@ CASES: Mapping[str, Case] = {
     "partitions": (lambda g: g.compile(partitions="two"), BadUsage, "'two'", "partitions=...", "whole number"),
     "without": (lambda g: g.compile(without=["no"]), BadUsage, "'no'", "without=...", "local-aggregation"),
     "aggregation": (lambda g: g.compile(aggregation="sum"), BadUsage, "'sum'", "aggregation=...", "Aggregation"),
+    "batch's kind": (lambda g: g.compile(batch={"a": 1}), BadUsage, "{'a': 1}", "batch=...", "'global'"),
     "rounding": (lambda g: g.compile(round_sums="float8"), BadUsage, "'float8'", "round_sums=...", "'float16'"),
     "bytes at once": (lambda g: g.compile(recompute_bytes="1GB"), BadUsage, "'1GB'", "recompute_bytes", "whole"),
     "no bytes": (lambda g: g.compile(recompute_bytes=-1), BadUsage, "-1 bytes are no", "recompute_bytes", "at least 1"),

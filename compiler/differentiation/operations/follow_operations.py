@@ -14,7 +14,7 @@ from partc.compiler.differentiation.forward.expand_ops import names_in
 from partc.compiler.differentiation.operations.batch_normalisations import train_normalisations
 from partc.compiler.differentiation.operations.draw_dropouts import draw_dropouts
 from partc.compiler.differentiation.operations.hold_padding import hold_padding
-from partc.compiler.differentiation.operations.refuse_lost import refuse_lost
+from partc.compiler.differentiation.operations.refuse_lost import refuse_lost, refuse_lost_buffers
 from partc.passes.graph.operation_builder import OperationBuilder
 
 
@@ -25,6 +25,7 @@ def follow_operations(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     refuse_lost(model.graph)
     rewritings = train_normalisations(model.graph) | draw_dropouts(model) | hold_padding(model.graph)
+    refuse_lost_buffers(model)
     if not rewritings:
         return model
     followed = onnx.ModelProto()

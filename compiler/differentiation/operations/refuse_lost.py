@@ -6,7 +6,11 @@ from collections.abc import Iterator
 import onnx
 
 from partc.compiler.differentiation.operations.operation_rewriting import UNOPTIMISED, nodes_by_operation
-from partc.compiler.differentiation.parameters.exporter_facts import operation_of, tensors_read
+from partc.compiler.differentiation.parameters.exporter_facts import (
+    exporter_facts,
+    operation_of,
+    tensors_read,
+)
 from partc.runtime.errors import UnsupportedModel
 
 _ENTROPY = re.compile(r"\.cross_entropy_loss\.\w+\]\(args = \((.*)\), kwargs = \{(.*)\}\)")
@@ -22,6 +26,17 @@ def refuse_lost(graph: onnx.GraphProto) -> None:
     """Raise UnsupportedModel for what a module does in training, and the file does not."""
     for node, what, fix in _lost(graph):
         raise UnsupportedModel(what, at=f"node {node.name!r} ({node.op_type})", fix=fix)
+
+
+def refuse_lost_buffers(model: onnx.ModelProto) -> None:
+    """Raise UnsupportedModel for a buffer that the module renews at every step, and the file does not."""
+    for name in exporter_facts(model).lost_buffers:
+        raise UnsupportedModel(
+            f"the module renews its buffer {name!r} at every step, which the exporter left out",
+            at=f"the signature of the exported program: BUFFER_MUTATION of {name!r}",
+            fix=f"{UNOPTIMISED}; if that has lost it, too, give the buffer what is not detached, and detach "
+            "it where it is read",
+        )
 
 
 def _lost(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, str]]:

@@ -47,6 +47,7 @@ class ExporterFacts:
     undecided: Mapping[str, str]  # initializer -> why it may be no parameter, or more than one
     lost_detached: Mapping[str, tuple[str, ...]]  # of those that are gone: which nodes' outputs read them
     renewed: Mapping[str, str]  # buffers -> their next values, but for running statistics of batches
+    lost_buffers: tuple[str, ...]  # such as the module renews, whose value or next value is gone
 
     @property
     def is_silent(self) -> bool:
@@ -87,9 +88,20 @@ def exporter_facts(model: onnx.ModelProto) -> ExporterFacts:
             operations[name] = (*operations.get(name, ()), *tensors_read(node))
             readers[name] = readers.get(name, frozenset()) | {node.op_type}
     detached, merged = _find_detached(graph)
-    renewed = _find_renewed(graph, signature)
-    detached |= frozenset(renewed.values())  # what outlives a step is no way for its gradient
-    return ExporterFacts(kinds, folded, targets, operations, readers, detached, undecided, merged, renewed)
+    renewed, lost_buffers = _find_renewed(graph, signature, frozenset().union(*folded.values()))
+    detached |= {following for name, following in renewed.items() if _is_read_whole(graph, name)}
+    return ExporterFacts(
+        kinds,
+        folded,
+        targets,
+        operations,
+        readers,
+        frozenset(detached),
+        undecided,
+        merged,
+        renewed,
+        lost_buffers,
+    )
 
 
 def is_torchscript(model: onnx.ModelProto, facts: ExporterFacts) -> bool:
@@ -97,27 +109,41 @@ def is_torchscript(model: onnx.ModelProto, facts: ExporterFacts) -> bool:
     return model.producer_name == "pytorch" and facts.is_silent
 
 
-def _find_detached(graph: onnx.GraphProto) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+def _find_detached(graph: onnx.GraphProto) -> tuple[set[str], dict[str, tuple[str, ...]]]:
     """Return what PyTorch's detach made, and where it is gone: the optimiser drops its Identity."""
     node_outputs = {name for node in graph.node for name in node.output}
     detached: set[str] = set()
     merged: dict[str, tuple[str, ...]] = {}
     for node in graph.node:
-        if node.op_type == "Identity" and _DETACH in _entry(node.metadata_props, _OPERATION):
+        if _is_detach(node):
             detached.add(node.output[0])
         for name in tensors_read(node):
             if _DETACHED.match(name) and name not in node_outputs:
                 merged[name] = (*merged.get(name, ()), node.output[0])
-    return frozenset(detached), merged
+    return detached, merged
 
 
-def _find_renewed(graph: onnx.GraphProto, signature: str) -> dict[str, str]:
-    """Return the buffers that are read and whose next values are there."""
+def _find_renewed(
+    graph: onnx.GraphProto, signature: str, folded: frozenset[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the buffers that the module renews: those with their next values, and those without."""
     made = {name for node in graph.node for name in node.output}
-    stored = {tensor.name for tensor in graph.initializer}
     of_batches = {x for node in graph.node if node.op_type == "BatchNormalization" for x in node.input[3:5]}
-    renewed = {target: result for result, target in _RENEWED.findall(signature) if result in made}
-    return {target: renewed[target] for target in renewed.keys() & (stored - of_batches)}
+    read = {tensor.name for tensor in graph.initializer} - of_batches
+    renewed = {target: result for result, target in _RENEWED.findall(signature) if target in read | folded}
+    lost = tuple(name for name, result in renewed.items() if name in folded or result not in made)
+    return {name: result for name, result in renewed.items() if name not in lost}, lost
+
+
+def _is_read_whole(graph: onnx.GraphProto, buffer: str) -> bool:
+    """Tell whether a buffer is read as it is: then its next value passes no gradient in PyTorch, where the
+    step after would go back through a graph that is gone. What is detached when it is read may pass one.
+    """
+    return any(buffer in node.input and not _is_detach(node) for node in graph.node)
+
+
+def _is_detach(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Identity" and _DETACH in _entry(node.metadata_props, _OPERATION)
 
 
 def mark_detached(node: onnx.NodeProto) -> None:

@@ -6,6 +6,7 @@ thread of each writes the copy, and the chief's completes the checkpoint when al
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from partc.runtime.checkpoints.not_saved import Unsaved, number_of, probe_folder
 from partc.runtime.checkpoints.write_checkpoint import CheckpointWriter, PiecesOfRanks
 from partc.runtime.data.batches import samples_of_step
 from partc.runtime.data.feeds import is_stream, shards_of
+from partc.runtime.errors import BadData
 from partc.runtime.jobs.job import Checkpoints, Job, notify, tell_saved
 from partc.runtime.jobs.results import owners_of, pieces_among
 from partc.runtime.plan.program import Plan
@@ -119,18 +121,25 @@ class ServerSaving:
     def _position(self, steps: tuple[int, ...]) -> TrainingPosition:
         before = self._job.worker_steps
         trained = max(steps) - max(before)
+        samples = self._samples_after(trained)
         return TrainingPosition(
             step=sum(steps) // len(steps),
             seed=self._job.seed,
             batches=self._job.first_batch + trained,
-            samples=self._samples_after(trained),
+            samples=samples,
             data=self._job.data_name,
             is_shuffled=self._job.is_shuffled,
             workers=steps,
             file_samples=self._job.file_samples,
             training=self._job.training,
-            shards=shards_of(self._job.data, len(self._plan.asynchronous)),
+            shards=self._shards_of_function() if samples is None else self._job.shards,
         )
+
+    def _shards_of_function(self) -> int | None:
+        """Return of how many shards a function gives batches; None where only workers have its module."""
+        with suppress(BadData):
+            return shards_of(self._job.data, len(self._plan.asynchronous))
+        return None
 
     def _samples_after(self, batches: int) -> int | None:
         """Return how many samples were used after so many further batches; None where only workers know."""

@@ -120,6 +120,23 @@ def test_a_second_core_changes_nothing(
     assert alone.plan.instructions == helped.plan.instructions
 
 
+def test_a_second_core_changes_nothing_where_replicas_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = compiled(wide_mlp(), cluster_of("1x4"), tmp_path / "whole", "tensor=4")
+    fullest = max(need.certain_bytes for need in memory_of(whole.plan, cluster_of("1x4")))
+    cluster = small_devices("1x4", fullest)
+    alone = compiled(wide_mlp(), cluster, tmp_path / "alone", "auto")
+    monkeypatch.setattr(ahead, "FORKED_NODES", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(Ahead, "is_done", False)
+
+    helped = compiled(wide_mlp(), cluster, tmp_path / "helped", "auto")
+
+    assert alone.compared == helped.compared
+    assert alone.plan.instructions == helped.plan.instructions
+
+
 def test_decisions_alone_are_the_same(tmp_path: Path) -> None:
     auto = compiled(wide_mlp(), cluster_of("2x2"), tmp_path / "auto", "auto")
 

@@ -45,7 +45,7 @@ def test_batches_of_shards_are_dealt_out_among_replicas(open_plan: Plan, tmp_pat
     """Three shards gave three batches each: of two replicas, five steps take all nine."""
     start = gone_on(open_plan, tmp_path, TrainingPosition(3, 0, 3, 90, "my_data:shards", shards=3))
 
-    assert start.batches == 5
+    assert (start.batches, start.samples) == (5, None)  # of which one was not there: nobody counted these
 
 
 def test_samples_of_files_go_on_by_what_the_run_takes_of_them(open_plan: Plan, tmp_path: Path) -> None:
@@ -55,6 +55,12 @@ def test_samples_of_files_go_on_by_what_the_run_takes_of_them(open_plan: Plan, t
     start = gone_on(with_changes(open_plan, sizes={"n": 5}), tmp_path, position)
 
     assert (start.batches, start.samples) == (4, 40)
+
+
+def test_a_folder_that_only_ranks_have_holds_samples(open_plan: Plan, tmp_path: Path) -> None:
+    start = gone_on(open_plan, tmp_path / "kept", TrainingPosition(3, 0, 3, 33, str(tmp_path / "elsewhere")))
+
+    assert (start.batches, start.samples) == (5, 40)
 
 
 def test_a_stream_of_batches_that_the_model_fixes_goes_on_by_samples(open_plan: Plan, tmp_path: Path) -> None:
@@ -97,6 +103,9 @@ def test_an_older_checkpoint_of_a_stream_is_for_the_plan_that_wrote_it(
     ):
         gone_on(with_changes(open_plan, sha256="of another"), tmp_path / "others", position)
     own = gone_on(with_changes(open_plan, sha256=""), tmp_path / "own", position)
+    of_one_batch = gone_on(
+        with_changes(open_plan, sha256="of another", batch="global"), tmp_path / "one", position
+    )
     of_other_data = gone_on(
         with_changes(open_plan, sha256="of another"),
         tmp_path / "files",
@@ -104,4 +113,4 @@ def test_an_older_checkpoint_of_a_stream_is_for_the_plan_that_wrote_it(
         data="",
     )
 
-    assert own.batches == of_other_data.batches == 3
+    assert own.batches == of_one_batch.batches == of_other_data.batches == 3

@@ -22,6 +22,7 @@ FUNCTIONS = "def batches(): ...\ndef shards(num_shards, shard_id): ...\n"
         ("/staged-batches.npz", {"n": 10}, 120, 0),  # handed over, of a size of their own
         ("streams_of_servers:batches", {}, None, 0),  # workers alone know
         ("streams_of_servers:shards", {}, None, 2),
+        ("module_of_workers:shards", {}, None, None),  # which servers have not
     ],
 )
 def test_samples_are_those_that_workers_have_read(
@@ -30,7 +31,7 @@ def test_samples_are_those_that_workers_have_read(
     data: str,
     sizes: dict[str, int],
     samples: int | None,
-    shards: int,
+    shards: int | None,
 ) -> None:
     """Two workers' batches of an open size, assumed to be 4: of the one that is furthest, six were used."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -47,3 +48,17 @@ def test_samples_are_those_that_workers_have_read(
 
     (position,) = written
     assert (position.batches, position.samples, position.shards) == (6, samples, shards)
+
+
+def test_batches_that_are_handed_over_may_be_of_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = compile_sessions(additive_step(), tmp_path / "out", "1x2").plan
+    job = Job("", 9, "/staged-batches.npz", worker_steps=(0, 0), shards=2)
+    written: list[TrainingPosition] = []
+    monkeypatch.setattr(CheckpointWriter, "begin", lambda self, read, position: written.append(position))
+
+    chief = servers_of(plan)[0].rank
+    ServerSaving(Checkpoints(str(tmp_path)), plan, chief, job, tmp_path, pytest.fail).begin((4, 6), {}, {})
+
+    assert written[0].shards == 2
