@@ -46,6 +46,7 @@ from partc.passes.find_split_ops import find_rewriting
 from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.fetch_gradients import fetch_gradients
 from partc.passes.graph.fix_sizes import fix_sizes, open_sizes
+from partc.passes.graph.probe_sizes import is_fixed_at_other_sizes
 from partc.passes.graph.simplify import expand_casts
 from partc.passes.indexed_rows.expected_rows import expect_rows
 from partc.passes.replicas.average_replicas import average_replicas
@@ -149,8 +150,13 @@ def add_gradient_outputs(compilation: Compilation) -> None:
 
 
 def infer_tensors(compilation: Compilation) -> None:
-    """Infer shapes, dtypes and values."""
-    compilation.tensors = infer_facts(compilation.training, compilation.options.sizes, _replicas(compilation))
+    """Infer shapes, dtypes and values; of a step that bounds a size, for that size alone."""
+    training, sizes, replicas = compilation.training, compilation.options.sizes, _replicas(compilation)
+    compilation.tensors = infer_facts(training, sizes, replicas)
+    if not is_fixed_at_other_sizes(training, compilation.tensors, sizes, replicas):
+        log.info("the step takes another course at other sizes: the plan is for these alone")
+        fix_sizes(training, sizes)
+        compilation.tensors = infer_facts(training, sizes, replicas)
     expand_casts(compilation.training, compilation.tensors)
 
 
