@@ -5,8 +5,6 @@
 A Dropout of a file by PyTorch is one in training: in evaluation it writes none.
 """
 
-import re
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -15,13 +13,12 @@ from partc.compiler.differentiation.operations.operation_rewriting import (
     UNOPTIMISED,
     OperationRewriting,
     nodes_by_operation,
+    number_given,
 )
 from partc.passes.graph.operation_builder import OperationBuilder
 from partc.runtime.errors import UnsupportedModel
 
 _TELLS_TRAINING = 12  # the first opset whose Dropout is told whether it is in training
-_ATTENTION = re.compile(r"\.scaled_dot_product_attention\.\w+\]\(args = \((.*)\), kwargs = \{(.*)\}\)")
-_RATIO = 4  # which of its arguments
 
 
 def draw_dropouts(model: onnx.ModelProto) -> dict[int, OperationRewriting]:
@@ -33,9 +30,10 @@ def draw_dropouts(model: onnx.ModelProto) -> dict[int, OperationRewriting]:
     if model.producer_name == "pytorch" and version >= _TELLS_TRAINING:
         rewritings |= {place: _train for place, node in enumerate(graph.node) if _is_untrained(node)}
     for operation, places in nodes_by_operation(graph).items():
-        if _ratio_of(operation) and not any(graph.node[place].op_type == "Dropout" for place in places):
+        ratio = number_given(operation, "scaled_dot_product_attention", 4, "dropout_p")
+        if ratio and not any(graph.node[place].op_type == "Dropout" for place in places):
             raise UnsupportedModel(
-                f"the exporter left out the dropout of attention weights, of {_ratio_of(operation):g}",
+                f"the exporter left out the dropout of attention weights, of {ratio:g}",
                 at=f"node {graph.node[places[-1]].name!r} ({graph.node[places[-1]].op_type})",
                 fix=f"{UNOPTIMISED}, or the module after eval() if nothing is to be dropped",
             )
@@ -53,11 +51,3 @@ def _train(node: onnx.NodeProto, names: OperationBuilder) -> list[onnx.NodeProto
     node.input.extend((*inputs, name))
     is_training = numpy_helper.from_array(np.array(True))
     return [helper.make_node("Constant", [], [name], name=f"{name}.node", value=is_training), node]
-
-
-def _ratio_of(operation: str) -> float:
-    found = _ATTENTION.search(operation)
-    if found is None:
-        return 0.0
-    arguments, named = found[1].split(", "), re.search(r"dropout_p: ([^,]+)", found[2])
-    return float(named[1] if named else arguments[_RATIO] if len(arguments) > _RATIO else 0)

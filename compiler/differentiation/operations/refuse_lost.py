@@ -5,7 +5,11 @@ from collections.abc import Iterator
 
 import onnx
 
-from partc.compiler.differentiation.operations.operation_rewriting import UNOPTIMISED, nodes_by_operation
+from partc.compiler.differentiation.operations.operation_rewriting import (
+    UNOPTIMISED,
+    nodes_by_operation,
+    number_given,
+)
 from partc.compiler.differentiation.parameters.exporter_facts import (
     exporter_facts,
     operation_of,
@@ -13,8 +17,6 @@ from partc.compiler.differentiation.parameters.exporter_facts import (
 )
 from partc.runtime.errors import UnsupportedModel
 
-_ENTROPY = re.compile(r"\.cross_entropy_loss\.\w+\]\(args = \((.*)\), kwargs = \{(.*)\}\)")
-_SMOOTHING = 5  # which of its arguments
 _BY_FREQUENCY = re.compile(r"\.embedding\.\w+\]\(args = \(%\w+, %\w+, -?\d+, True")
 _RENORMALISED = ".embedding_renorm."
 _DRAWN = re.compile(
@@ -46,7 +48,11 @@ def _lost(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, str]]:
     for node in graph.node:
         operation = operation_of(node)
         is_alone = of_operation.get(operation, 1) == 1
-        if node.op_type == "SoftmaxCrossEntropyLoss" and is_alone and (share := _smoothing_of(operation)):
+        if (
+            node.op_type == "SoftmaxCrossEntropyLoss"
+            and is_alone
+            and (share := number_given(operation, "cross_entropy_loss", 5, "label_smoothing"))
+        ):
             yield (
                 node,
                 f"the exporter left out a label smoothing of {share:g}",
@@ -70,11 +76,3 @@ def _lost(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, str]]:
         drawn = [name for name in tensors_read(node) if _DRAWN.match(name) and name in stored]
         if drawn:
             yield node, f"the exporter drew {drawn[0]!r} once, and stored it", UNOPTIMISED
-
-
-def _smoothing_of(operation: str) -> float:
-    found = _ENTROPY.search(operation)
-    if found is None:
-        return 0.0
-    arguments, named = found[1].split(", "), re.search(r"label_smoothing: ([^,]+)", found[2])
-    return float(named[1] if named else arguments[_SMOOTHING] if len(arguments) > _SMOOTHING else 0)
