@@ -55,7 +55,8 @@ def _of_file(plan: Plan, path: Path) -> Iterator[dict[str, Array]]:
 def _entries(plan: Plan, entry: DataInput, array: Array, step: int) -> Array:
     axis = entry.sample_axis
     if axis is None:
-        return array if array.ndim == len(entry.shape) else array[step % len(array)]
+        # An entry without axes would be a scalar of NumPy's, which ONNX Runtime does not take.
+        return array if array.ndim == len(entry.shape) else np.asarray(array[step % len(array)])
     samples = total_shape(plan, entry)[axis]
     expected = samples if isinstance(samples, int) else array.shape[axis]
     places = [(step * expected + sample) % array.shape[axis] for sample in range(expected)]

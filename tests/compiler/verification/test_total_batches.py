@@ -56,6 +56,21 @@ def test_batches_of_a_file_begin_again_at_its_end(plan: Plan, tmp_path: Path) ->
     check_shares(plan, str(tmp_path / "data.npz"))
 
 
+@pytest.mark.parametrize(("dtype", "entries"), [("float32", [0.5, 0.25, 0.125]), ("bool", [True, False])])
+def test_an_entry_a_step_without_axes_is_an_array(
+    plan: Plan, tmp_path: Path, dtype: str, entries: list[float]
+) -> None:
+    """Of NumPy's scalars, ONNX Runtime takes none."""
+    entry = DataInput("lr", dtype, (), None)
+    np.savez(tmp_path / "data.npz", lr=np.array(entries, dtype))
+    plan = msgspec.structs.replace(plan, data_inputs=(entry,))
+
+    batches = list(total_batches(plan, str(tmp_path / "data.npz"), 4, 0))
+
+    assert all(isinstance(batch["lr"], np.ndarray) for batch in batches)
+    assert [batch["lr"].item() for batch in batches] == [entries[step % len(entries)] for step in range(4)]
+
+
 def test_too_few_batches_are_refused(plan: Plan) -> None:
     with pytest.raises(BadData, match="fix: give one total batch per step"):
         total_batches(plan, [], 1, 0)
