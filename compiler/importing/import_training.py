@@ -28,6 +28,7 @@ from partc.compiler.importing.bindings import (
 )
 from partc.compiler.importing.constant_tensors import make_repeated_constants
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
+from partc.compiler.importing.expand_normalizations import expand_normalizations
 from partc.compiler.importing.import_initials import read_initial_values
 from partc.compiler.importing.import_variables import (
     check_bindings,
@@ -127,6 +128,7 @@ def read_training_graph(
     if has_own:
         model, bindings = _lower_own_ops(model, bindings)
     model, bindings = _lower_training_ops(model, bindings)
+    model = expand_normalizations(model, OPSET, _upgrade)
     unread, bindings = drop_unread_inputs(model.graph, bindings)
     source_bytes = _source_bytes(model, bindings)
     model, drawn = draw_random_inputs(model)

@@ -1,0 +1,90 @@
+"""Write a training BatchNormalization out whose running statistics ONNX Runtime would overwrite.
+
+    before   y, m', v' = BatchNormalization <training_mode = 1> (x, scale, bias, m, v)
+    after    mean, variance of x; y = BatchNormalization (x - mean, scale, bias, 0, variance); m' and v'
+
+ONNX Runtime's kernel writes m' over m and v' over v, whoever reads them besides, and its optimiser makes one
+of constants that are equal: the variance 1 of a layer that tracks nothing is then its scale. Left as they are
+those nodes whose statistics are inputs of the graph that nothing else reads.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import onnx
+from onnx.inliner import inline_local_functions
+
+from partc.compiler.differentiation.forward.expand_ops import names_in
+from partc.compiler.differentiation.forward.widen_mixed_types import widen_mixed_types
+from partc.compiler.differentiation.forward_node import ForwardNode
+from partc.compiler.differentiation.node_builder import NodeBuilder
+from partc.compiler.differentiation.rules.normalization import expand_training_batch_normalization
+from partc.compiler.differentiation.tensor_types import Types, infer_types
+from partc.compiler.model_files.model_file import subgraphs_of
+
+FIRST_STATISTIC = 3  # of the inputs: the running mean, and behind it the variance
+
+
+def expand_normalizations(
+    model: onnx.ModelProto, opset: int, upgrade: Callable[[onnx.ModelProto], onnx.ModelProto]
+) -> onnx.ModelProto:
+    """Return the model with those nodes written out; the model itself if there are none.
+
+    `upgrade` brings a model to `opset`, and raises what it raises.
+    """
+    if any(_trains(node) for function in model.functions for node in function.node):
+        model = inline_local_functions(model)
+    if not _overwriting(model.graph):
+        return model
+    model = upgrade(model)
+    types = infer_types(model)
+    if widen_mixed_types(model.graph, types):
+        types = infer_types(model)
+    _expand(model.graph, types, opset)
+    return model
+
+
+def _trains(node: onnx.NodeProto) -> bool:
+    """Tell whether a node normalises by its batch: before opset 14, several outputs say so."""
+    is_normalization = node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx")
+    return is_normalization and (
+        any(node.output[1:]) or any(a.i for a in node.attribute if a.name == "training_mode")
+    )
+
+
+def _overwriting(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return the nodes whose running statistics are no inputs of the graph, or that others read as well."""
+    normalizations = [node for node in graph.node if _trains(node)]
+    if not normalizations:
+        return []
+    readers = Counter(_read_names(graph))
+    inputs = {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
+    return [
+        node
+        for node in normalizations
+        if any(name not in inputs or readers[name] > 1 for name in node.input[FIRST_STATISTIC:])
+    ]
+
+
+def _read_names(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (value.name for value in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for body in subgraphs_of(node):
+            yield from _read_names(body)
+
+
+def _expand(graph: onnx.GraphProto, types: Types, opset: int) -> None:
+    outputs = {node.output[0] for node in _overwriting(graph)}
+    build = NodeBuilder(names_in(graph))
+    for node in graph.node:
+        if node.output[0] in outputs:
+            build.scope = f"{node.name or node.output[0]}/"
+            view = ForwardNode(build, node, types, {}, frozenset(), frozenset(), opset)
+            expand_training_batch_normalization(view)
+        else:
+            build.copy(node)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in build.nodes]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(build.constants)
