@@ -77,13 +77,11 @@ def find_unrecorded_gradients(compilation: Compilation) -> None:
 def choose_batch(compilation: Compilation) -> None:
     """Settle what the graph's batch is. Raises UnsupportedModel."""
     options = compilation.options
+    batch = "per-replica" if options.asynchronous else options.batch
+    aggregation = options.chosen_aggregation()
+    reading = choose_reading(compilation.training, compilation.replicas, batch, options.sizes, aggregation)
     if options.asynchronous:  # not what one device trains, as it says
         reading = BatchReading("per-replica")
-    else:
-        aggregation = options.chosen_aggregation()
-        reading = choose_reading(
-            compilation.training, compilation.replicas, options.batch, options.sizes, aggregation
-        )
     compilation.options = replace(options, batch=reading.batch)
     compilation.departures = reading.departures
 
@@ -127,9 +125,10 @@ def average_over_replicas(compilation: Compilation) -> None:
     if compilation.options.chosen_batch() == "global":
         check_one_batch(compilation.training, aggregation, _strategy_of_one_batch(compilation.options))
         return
-    training, is_alone = compilation.training, _replicas(compilation) == 1
-    if not is_alone:
+    training = compilation.training
+    if _replicas(compilation) > 1:
         check_draws(training)
+    is_alone = compilation.replicas == 1  # asynchronous workers are averaged in the end
     compilation.training = average_replicas(training, compilation.main, aggregation, is_alone=is_alone)
 
 

@@ -72,7 +72,7 @@ def _no_average(departure: Departure) -> UnsupportedModel:
         "a largest or smallest value of the batch is kept from step to step, which replicas on batches of "
         "their own cannot average",
         at=f"next value of {departure.name!r}",
-        fix="compile with --batch global, or keep this variable out of the training step",
+        fix="train it synchronously with --batch global, or keep this variable out of the training step",
     )
 
 

@@ -51,7 +51,7 @@ def average_replicas(
 ) -> TrainingGraph:
     """Insert Average, Sum and Stack nodes; `main` are the names of the main computation's nodes.
 
-    `is_alone`: there is one replica, whose integers are their own mean. Raises UnsupportedModel where an
+    `is_alone`: there is one worker, whose integers are their own mean. Raises UnsupportedModel where an
     integer variable would have to be averaged.
     """
     return _Averaging(training, main, aggregation, is_alone).run()
@@ -248,7 +248,8 @@ class _Averaging:
             raise UnsupportedModel(
                 "an integer variable that depends on each replica's own data cannot be averaged",
                 at=f"next value {tensor!r}",
-                fix="compile with --batch global, or keep this variable out of the training step",
+                fix="train it synchronously with --batch global, or keep this variable out of the "
+                "training step",
             )
 
 

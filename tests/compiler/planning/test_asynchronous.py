@@ -179,6 +179,45 @@ def test_a_parameter_that_servers_cannot_keep_is_refused(tmp_path: Path) -> None
         compile_sessions(import_text(SCALED), tmp_path / "out")
 
 
+# What a worker keeps of its samples: the largest so far, and how many were positive.
+KEPT = """
+step (double[8,4] x, double[4] W, double top, int64 count)
+    => (double loss, double[4] W_next, double top_next, int64 count_next)
+<double lr = {0.5}, double zero = {0}> {
+    y = Mul (x, W)
+    loss = ReduceMean <keepdims = 0> (y)
+    axis = Constant <value = int64[1] {0}> ()
+    dW = ReduceMean <keepdims = 0> (x, axis)
+    part = Mul (lr, dW)
+    W_next = Sub (W, part)
+    largest = ReduceMax <keepdims = 0> (x)
+    top_next = TOP
+    positive = Greater (x, zero)
+    ones = Cast <to = 7> (positive)
+    found = ReduceSum <keepdims = 0> (ones)
+    count_next = COUNT
+}
+"""
+LARGEST = KEPT.replace("TOP", "Max (top, largest)").replace("COUNT", "Identity (count)")
+COUNTED_SAMPLES = KEPT.replace("TOP", "Identity (top)").replace("COUNT", "Add (count, found)")
+
+
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        (LARGEST, r"a largest or smallest value.*\n  at:  next value of 'top'"),
+        (COUNTED_SAMPLES, r"an integer variable.*\n  at:  next value 'count_next'"),
+    ],
+)
+def test_what_has_no_mean_over_workers_is_refused_but_of_one_worker(
+    tmp_path: Path, step: str, what: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"{what}\n  fix: train it synchronously"):
+        compile_sessions(import_text(step), tmp_path / "out", "2x2")
+
+    assert compile_sessions(import_text(step), tmp_path / "out", "1x1").plan.asynchronous
+
+
 def test_a_step_in_which_nothing_is_pushed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="no variable is updated by a gradient that could be pushed"):
         compile_sessions(import_text(AVERAGE), tmp_path / "out")

@@ -136,5 +136,5 @@ def test_a_count_of_each_replicas_own_data_has_no_average() -> None:
         "mean_next = Add (mean, batch)", "whole = Cast <to = 7> (batch) mean_next = Add (mean, whole)"
     )
 
-    with pytest.raises(UnsupportedModel, match="compile with --batch global"):
+    with pytest.raises(UnsupportedModel, match="synchronously with --batch global"):
         averaged(text, {"x": 0}, gradients={"W": GradientTensors(dense="dW")})
