@@ -46,5 +46,6 @@ def _record(report: VerifyReport) -> Verified:
         variables=tuple(variables),
         losses=tuple(losses),
         disagreeing=report.disagreeing,
+        departures=report.departures,
         summary=report.summary(),
     )

@@ -144,9 +144,14 @@ def describe_departures(departures: Iterable[Departure]) -> tuple[str, ...]:
     return tuple(f"{_spell(group)}: {why}" for why, group in reasons.items())
 
 
+def departures_of_training(sentences: Iterable[str]) -> tuple[str, ...]:
+    """Return those sentences of describe_departures that name more than outputs."""
+    return tuple(sentence for sentence in sentences if not sentence.startswith("the output"))
+
+
 def are_of_outputs(sentences: Iterable[str]) -> bool:
     """Tell whether sentences of describe_departures name outputs alone: what is trained is exact."""
-    return all(sentence.startswith("the output") for sentence in sentences)
+    return not departures_of_training(sentences)
 
 
 def _spell(departures: list[Departure]) -> str:

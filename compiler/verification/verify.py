@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from partc.compiler.planning.choose_reading import departures_of_training
 from partc.compiler.verification.compare_changes import (
     LossCheck,
     VariableCheck,
@@ -43,7 +44,7 @@ from partc.runtime.errors import BadUsage, Diverged
 from partc.runtime.execution.row_hashes import row_hashes
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
-from partc.runtime.plan.program import Plan
+from partc.runtime.plan.program import Aggregation, Plan
 from partc.runtime.plan.variables import DataInput
 
 __all__ = ["VerifyReport", "launch_daemons", "launch_in_process", "verify"]
@@ -69,10 +70,12 @@ class VerifyReport:
     bodies: Mapping[str, float] = field(default_factory=dict)  # convolution -> see Reference.compare_bodies
     body_rtol: float = 0.0
     tables: tuple[str, ...] = ()  # compared by the rows that steps touch, and a hash of every other row
+    departures: tuple[str, ...] = ()  # in which replicas are known to train otherwise than one device
+    joining: str = "averaged"  # how the replicas' gradients become one
 
     @property
     def passed(self) -> bool:
-        """Tell whether the plan trains as one device does."""
+        """Tell whether the plan trains as its reference does: one device, or replicas on it that depart."""
         equal = all(check.verdict == "equal" for check in self.variables)
         return (
             equal
@@ -121,14 +124,32 @@ class VerifyReport:
         equal = f"all {len(self.variables)} variables equal, worst error {worst:.2g} of what is allowed"
         outcome = "; ".join(filter(None, failures)) or equal
         alone = f" ({self.left_out} asynchronous workers left out)" if self.left_out else ""
-        compared = f"{self.ranks} ranks{alone} against one device, {self.steps} steps, {self.batch} batch"
+        compared = (
+            f"{self.ranks} ranks{alone} against {self._reference()}, {self.steps} steps, {self.batch} batch"
+        )
         remarks = (
             self._bodies_sentence()
             + self._tables_sentence()
             + self._rounding_sentence()
             + self._lost_losses_sentence()
+            + self._departures_sentence()
         )
         return f"{compared}: {outcome}{remarks}"
+
+    def _reference(self) -> str:
+        """Say what the ranks were held against."""
+        if not self.departures:
+            return "one device"
+        return f"{self.replicas} replicas on one device, their gradients {self.joining}"
+
+    def _departures_sentence(self) -> str:
+        if not self.departures:
+            return ""
+        more = f", and {len(self.departures) - 1} more" * (len(self.departures) > 1)
+        return (
+            "; the plan is known to depart from one device on all samples, which --batch global does not: "
+            f"{self.departures[0]}{more}"
+        )
 
     def _bodies_sentence(self) -> str:
         if not self.bodies or self.wrong_bodies:
@@ -198,7 +219,15 @@ def verify(
         bodies=comparison.bodies,
         body_rtol=default_rtol(np.dtype(np.float32)) if rtol is None else rtol,
         tables=tuple(reference.tables),
+        departures=departures_of_training(plan.departures) if plan.batch == "per-replica" else (),
+        joining=_joining(plan.aggregation),
     )
+
+
+def _joining(aggregation: Aggregation) -> str:
+    words = {True: "averaged", False: "summed"}
+    dense, sparse = words[aggregation.average_dense], words[aggregation.average_sparse]
+    return dense if dense == sparse else f"{dense}, indexed slices {sparse}"
 
 
 def _check_request(steps: int, rtol: float | None) -> None:

@@ -137,7 +137,11 @@ class CheckedLoss(Record, frozen=True):
 
 
 class Verified(Record, frozen=True):
-    """`partc verify`: all ranks against one device."""
+    """`partc verify`: all ranks against one device.
+
+    `departures`: in which ways the plan is known to train otherwise than one device on all samples. There are
+    some: it was held against replicas on one device.
+    """
 
     passed: bool
     ranks: int
@@ -147,6 +151,7 @@ class Verified(Record, frozen=True):
     variables: tuple[CheckedVariable, ...]
     losses: tuple[CheckedLoss, ...]
     disagreeing: tuple[str, ...]
+    departures: tuple[str, ...]
     summary: str
 
 

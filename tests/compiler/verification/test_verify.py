@@ -18,9 +18,9 @@ from partc.compiler.verification.verify import launch_in_process, verify
 from partc.runtime.errors import BadData, BadPlan, BadUsage
 from partc.runtime.plan.plan_folder import read_plan_folder, seal_plan_folder
 from partc.runtime.plan.plan_json import encode_plan
-from partc.runtime.plan.program import Instruction, Plan, Run, Start, Wait
-from tests.builders.graphs.foreign_steps import parse
-from tests.builders.plans.compiled_steps import compile_step
+from partc.runtime.plan.program import Aggregation, Instruction, Plan, Run, Start, Wait
+from tests.builders.graphs.foreign_steps import COUNTED, parse
+from tests.builders.plans.compiled_steps import compile_step, import_text, random_batches, verified
 from tests.builders.plans.hand_made_plans import with_changes
 from tests.builders.plans.linear_plans import linear_all_reduce, linear_batches, linear_servers
 
@@ -174,6 +174,42 @@ def test_a_global_batch_is_held_against_the_whole_graph(folder: Path) -> None:
 
     # The hand-made segment divides by 8 samples, the whole graph by 4.
     assert not report.passed
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "joining"),
+    [
+        (Aggregation(), "averaged"),
+        (Aggregation(average_dense=False, average_sparse=False), "summed"),
+        (Aggregation(average_sparse=False), "averaged, indexed slices summed"),
+    ],
+)
+def test_a_plan_that_is_known_to_depart_says_so_and_what_it_was_held_against(
+    tmp_path: Path, aggregation: Aggregation, joining: str
+) -> None:
+    compiled = compile_step(
+        import_text(COUNTED), tmp_path / "out", "1x2", batch="per-replica", aggregation=aggregation
+    )
+
+    report = verified(compiled, random_batches(compiled.plan, 2))
+
+    assert report.passed
+    assert report.summary().startswith(
+        f"2 ranks against 2 replicas on one device, their gradients {joining}, 2 steps, per-replica batch:"
+    )
+    assert "known to depart from one device on all samples" in report.summary()
+    assert "the gradient of W: node 'Div_9'" in report.summary()
+
+
+def test_of_a_global_batch_one_device_is_the_measure_whatever_replicas_would_do(tmp_path: Path) -> None:
+    batch = None  # which partc chooses, and tells why
+    compiled = compile_step(import_text(COUNTED), tmp_path / "out", "1x2", batch=batch)  # type: ignore[arg-type]
+
+    report = verified(compiled, random_batches(compiled.plan, 1))
+
+    assert compiled.plan.departures
+    assert report.summary().startswith("2 ranks against one device, 1 steps, global batch: all")
+    assert "depart" not in report.summary()
 
 
 def test_wrong_requests_are_refused(folder: Path) -> None:
