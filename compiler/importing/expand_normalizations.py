@@ -9,7 +9,7 @@ those nodes whose statistics are inputs of the graph that nothing else reads.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 
 import onnx
 from onnx.inliner import inline_local_functions
@@ -21,6 +21,7 @@ from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.rules.normalization import expand_training_batch_normalization
 from partc.compiler.differentiation.tensor_types import Types, infer_types
 from partc.compiler.model_files.model_file import subgraphs_of
+from partc.runtime.errors import UnsupportedModel
 
 FIRST_STATISTIC = 3  # of the inputs: the running mean, and behind it the variance
 
@@ -30,9 +31,10 @@ def expand_normalizations(
 ) -> onnx.ModelProto:
     """Return the model with those nodes written out; the model itself if there are none.
 
-    `upgrade` brings a model to `opset`, and raises what it raises.
+    `upgrade` brings a model to `opset`, and raises what it raises. Raises UnsupportedModel for such a node in
+    the body of an If, Loop or Scan.
     """
-    if any(_trains(node) for function in model.functions for node in function.node):
+    if any(_trains(node) for function in model.functions for node in _nodes_of(function)):
         model = inline_local_functions(model)
     if not _overwriting(model.graph):
         return model
@@ -53,17 +55,46 @@ def _trains(node: onnx.NodeProto) -> bool:
 
 
 def _overwriting(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes whose running statistics are no inputs of the graph, or that others read as well."""
-    normalizations = [node for node in graph.node if _trains(node)]
-    if not normalizations:
+    """Return the nodes whose running statistics are no inputs of the graph, or that others read as well.
+
+    Raises UnsupportedModel for one in a body, where nothing is written out.
+    """
+    if not any(_trains(node) for node in _nodes_of(graph)):
         return []
     readers = Counter(_read_names(graph))
     inputs = {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
-    return [
-        node
-        for node in normalizations
-        if any(name not in inputs or readers[name] > 1 for name in node.input[FIRST_STATISTIC:])
-    ]
+    once = {name for name in inputs if readers[name] == 1}
+    for node in graph.node:
+        for body in subgraphs_of(node):
+            _check_body(node, body, once, readers)
+    return _overwriting_others(graph, once)
+
+
+def _overwriting_others(graph: onnx.GraphProto, once: Set[str]) -> list[onnx.NodeProto]:
+    return [node for node in graph.node if _trains(node) and not once >= {*node.input[FIRST_STATISTIC:]}]
+
+
+def _check_body(
+    owner: onnx.NodeProto, body: onnx.GraphProto, once: Set[str], readers: Mapping[str, int]
+) -> None:
+    own = {info.name for info in body.input if readers.get(info.name) == 1}
+    for node in _overwriting_others(body, once | own):
+        raise UnsupportedModel(
+            f"a normalisation that trains in the body of {owner.op_type}, whose running statistics ONNX "
+            "Runtime would overwrite",
+            at=f"node {node.name or node.output[0]!r} ({node.op_type})",
+            fix="normalise outside of it, or give it statistics that are variables which nothing else reads",
+        )
+    for node in body.node:
+        for inner in subgraphs_of(node):
+            _check_body(node, inner, once | own, readers)
+
+
+def _nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for body in subgraphs_of(node):
+            yield from _nodes_of(body)
 
 
 def _read_names(graph: onnx.GraphProto) -> Iterator[str]:

@@ -9,6 +9,7 @@ import pytest
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions
 from partc.compiler.verification.sessions import Session
+from partc.runtime.errors import UnsupportedModel
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
 
@@ -51,7 +52,11 @@ CASES = {
 def step_of(case: str) -> onnx.ModelProto:
     constants, made, operands, late = CASES[case]
     text = STEP.replace("MADE", made).replace("OPERANDS", operands).replace("READ_LATE", late)
-    model = parse(text.replace("<CONSTANTS>", f"<{constants}>" if constants else ""))
+    return with_values(text.replace("<CONSTANTS>", f"<{constants}>" if constants else ""))
+
+
+def with_values(text: str) -> onnx.ModelProto:
+    model = parse(text)
     for name, values in (("W", [0.5, -1, 2]), ("M", [1, 2, 3]), ("V", [4, 5, 6])):
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values, np.float32), name))
     return model
@@ -110,3 +115,31 @@ def test_a_step_of_an_opset_without_a_training_mode_is_written_out_too() -> None
     (node,) = (n for n in import_training_graph(model, BOUND).graph.nodes if n.op == "BatchNormalization")
 
     assert "training_mode" not in node.attrs
+
+
+IN_A_BODY = """
+step (float[8,3] x, float[3] W, float[3] M, float[3] V)
+    => (float loss, float[3] W_next, float[3] M_next, float[3] V_next)
+<float[3] one = {1, 1, 1}, float[3] zero = {0, 0, 0}> {
+    loss = ReduceMean <keepdims = 0> (x)
+    positive = Greater (loss, loss)
+    W_next, M_next, V_next = If (positive) <
+        then_branch = normalised () => (float[3] w, float[3] m, float[3] v) {
+            y, m, v = BatchNormalization <training_mode = 1> (x, one, zero, OPERANDS)
+            w = Neg (m)
+        },
+        else_branch = kept () => (float[3] w2, float[3] m2, float[3] v2) {
+            w2 = Add (W, one)
+            m2 = Add (W, W)
+            v2 = Add (zero, zero)
+        }>
+}
+"""
+
+
+def test_in_a_body_it_is_refused_unless_its_statistics_are_variables_of_its_own() -> None:
+    constants, variables = (IN_A_BODY.replace("OPERANDS", names) for names in ("zero, one", "M, V"))
+
+    with pytest.raises(UnsupportedModel, match=r"the body of If,.*\n  at:  node .*\n  fix: normalise"):
+        import_training_graph(with_values(constants), BOUND)
+    assert import_training_graph(with_values(variables), BOUND).functions
