@@ -25,7 +25,8 @@ IsUniform = Callable[[str, int, int, int], bool]
 class Operands:
     """A node, its rule, and how each operand follows from the replicas'.
 
-    `grown`: the output's axis that is longer for a larger batch, where the node is told.
+    `grown`: the output's axis that is longer for a larger batch, where the node is told. `frozen`: sizes of
+    batches that a constant may stand for, where it is constants that tell.
     """
 
     node: gs.Node
@@ -34,6 +35,7 @@ class Operands:
     zeros: Set[str]
     uniform: IsUniform
     grown: int | None = None
+    frozen: Set[int] = frozenset()
 
     def is_zero(self, index: int) -> bool:
         """Tell whether an operand is zero everywhere."""
@@ -93,7 +95,17 @@ def _factor_of_samples(operands: Operands) -> tuple[ShardingRule, str] | BatchRe
         rule, factor = rule_and_factor
     if factor in rule.whole:
         return operands.refuse("works along the samples")
+    if not _may_grow(operands, rule, factor):
+        return operands.refuse("takes samples together")
     return rule, factor
+
+
+def _may_grow(operands: Operands, rule: ShardingRule, factor: str) -> bool:
+    """Tell whether a larger batch makes a factor larger, and not another of the samples' factors."""
+    position = rule.position_of(rule.outputs[0], factor)
+    if operands.grown is None or (position is not None and position[0] == operands.grown):
+        return True
+    return any(rule.sizes[factor] % size == 0 for size in operands.frozen)
 
 
 def _anywhere(operands: Operands, factors: Axis) -> tuple[ShardingRule, str] | None:

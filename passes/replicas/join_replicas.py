@@ -20,9 +20,12 @@ from partc.passes.replicas.join_by_rule import Operands, join_by_rule
 from partc.passes.replicas.join_sizes import (
     Sizes,
     compute_sizes,
+    grown_axis,
+    grown_shape,
     is_uniform_along,
     joined_value,
     sizes_of_shape,
+    spell_out,
 )
 from partc.passes.roles.find_roles import gradient_tensors
 from partc.passes.roles.find_zeros import find_zeros
@@ -51,6 +54,7 @@ class _Walk:
     sizes: dict[str, Sizes] = field(default_factory=dict)  # what follows from sizes
     uniform: dict[tuple[str, int, int, int], bool] = field(default_factory=dict)
     gradients: frozenset[str] = frozenset()  # gradients, where replicas meet
+    fixed_batches: frozenset[int] = frozenset()  # sizes of batches that constants may stand for
     producers: Mapping[str, gs.Node] = field(default_factory=dict)
     tensors: Mapping[str, gs.Tensor] = field(default_factory=dict)
 
@@ -59,6 +63,7 @@ class _Walk:
         self.gradients = frozenset(t for g in self.training.gradients.values() for t in gradient_tensors(g))
         self.producers = {tensor.name: node for node in graph.nodes for tensor in node.outputs}
         self.tensors = graph.tensors()
+        self.fixed_batches = self._find_fixed_batches()
         self._place_inputs()
         for node in graph.nodes:
             for tensor, joined in zip(node.outputs, self._join(node), strict=True):
@@ -72,6 +77,16 @@ class _Walk:
                 self.joined[name] = BatchRelation("beside", 0, entry.sample_axis, outer)
         for name in self.training.shard_inputs:
             self.joined[name] = coupled(f"input {name!r} tells replicas apart")
+
+    def _find_fixed_batches(self) -> frozenset[int]:
+        """Return the sizes of data inputs that the graph's constants were made for."""
+        sizes = {
+            data.shape[data.sample_axis]
+            for name, data in self.training.data_inputs.items()
+            if data.sample_axis is not None
+            and data.shape[data.sample_axis] == self.facts.shape(name)[data.sample_axis]
+        }
+        return frozenset(size for size in sizes if isinstance(size, int))
 
     def _read(self, tensor: str, node: gs.Node) -> BatchRelation:
         if tensor in self.gradients and node.name not in self.main:
@@ -137,14 +152,22 @@ class _Walk:
             if parts is not None and self._doubles(tensor.name)
         }
         joined = [ALIKE if index in ignored else entry for index, entry in enumerate(joined)]
-        grown = self._grown_axis(rule, node.inputs[spelled_shapes[0]].name) if spelled_shapes else None
-        operands = Operands(node, rule, joined, self.zeros, self._is_uniform, grown)
+        operands = Operands(
+            node,
+            rule,
+            joined,
+            self.zeros,
+            self._is_uniform,
+            self._grown_axis(node, rule),
+            frozenset() if spelled_shapes else self.fixed_batches,
+        )
         sized = [
             index
             for index, tensor in enumerate(node.inputs)
             if rule.inputs[index] is None and index not in ignored and self._grows(tensor.name)
         ]
-        if sized or any(entry.kind == "sizes" for entry in joined):
+        is_unclear = bool(spelled_shapes) and operands.grown is None
+        if is_unclear or sized or any(entry.kind == "sizes" for entry in joined):
             return [operands.refuse("is told the size of the batch") for _ in node.outputs]
         if spelled_shapes and not any(entry.kind == "beside" for entry in joined):
             return [self._stretch(operands)]
@@ -152,13 +175,20 @@ class _Walk:
             self.zeros.update(tensor.name for tensor in node.outputs)
         return join_by_rule(operands)
 
-    def _grown_axis(self, rule: ShardingRule, shape: str) -> int | None:
-        """Return the output's one axis that is twice as long for twice the batch."""
-        once, twice = self.sizes[shape].once, self.sizes[shape].twice
-        grown = np.flatnonzero(once != twice).tolist() if once.shape == twice.shape else []
-        if len(grown) != 1 or 2 * once[grown[0]] != twice[grown[0]]:
-            return None
-        return int(grown[0]) + len(rule.outputs[0]) - len(twice)
+    def _grown_axis(self, node: gs.Node, rule: ShardingRule) -> int | None:
+        """Return the output's one axis that a spelled shape makes twice as long for twice the batch."""
+        source = node.inputs[0].name
+        for index in rule.shape_inputs:
+            shape = self._value(node.inputs[index].name)
+            source_shape = grown_shape(source, self._read(source, node), self.facts)
+            if shape is not None and source_shape is not None:
+                axis = grown_axis(spell_out(shape, source_shape))
+                return None if axis is None else axis + len(rule.outputs[0]) - len(shape.twice)
+        return None
+
+    def _value(self, tensor: str) -> Sizes | None:
+        value = self.facts.value(tensor)
+        return self.sizes.get(tensor) or (None if value is None else Sizes(value, value))
 
     def _stretch(self, operands: Operands) -> BatchRelation:
         """Return what Expand and ConstantOfShape make of a shape that has grown."""

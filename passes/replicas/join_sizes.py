@@ -38,19 +38,45 @@ class Sizes:
 
 def sizes_of_shape(node: gs.Node, source: BatchRelation, facts: Facts) -> Sizes | None:
     """Return what Shape or Size gives, None where it is not known."""
-    shape = facts.shape(node.inputs[0].name)
-    if UNKNOWN in shape or source.kind == "coupled":
+    shape = grown_shape(node.inputs[0].name, source, facts)
+    return None if shape is None else Sizes(_give(node, shape.once), _give(node, shape.twice))
+
+
+def grown_shape(tensor: str, joined: BatchRelation, facts: Facts) -> Sizes | None:
+    """Return a tensor's shape, None where it is not known."""
+    shape = facts.shape(tensor)
+    if UNKNOWN in shape or joined.kind == "coupled":
         return None
-    grown = list(shape)
-    if source.kind == "beside":
-        grown[source.axis] *= 2
-    return Sizes(_give(node, list(shape)), _give(node, grown))
+    once = np.array(shape, np.int64)
+    twice = once.copy()
+    if joined.kind == "beside":
+        twice[joined.axis] *= 2
+    return Sizes(once, twice)
 
 
-def _give(node: gs.Node, shape: list[int]) -> np.ndarray:
+def _give(node: gs.Node, shape: np.ndarray) -> np.ndarray:
     if node.op == "Size":
         return np.array(np.prod(shape, dtype=np.int64))
-    return np.array(shape[node.attrs.get("start", 0) : node.attrs.get("end")], dtype=np.int64)
+    return shape[node.attrs.get("start", 0) : node.attrs.get("end")]
+
+
+def spell_out(spelled: Sizes, source: Sizes) -> Sizes:
+    """Return the shapes that Reshape makes of a source's shapes: 0 keeps an axis, -1 is what is left."""
+    return Sizes(_spell_out(spelled.once, source.once), _spell_out(spelled.twice, source.twice))
+
+
+def _spell_out(spelled: np.ndarray, source: np.ndarray) -> np.ndarray:
+    shape = spelled.copy()
+    kept = np.flatnonzero(shape[: len(source)] == 0)
+    shape[kept] = source[kept]
+    return np.where(shape == -1, np.prod(source) // max(1, -np.prod(shape)), shape)
+
+
+def grown_axis(shape: Sizes) -> int | None:
+    """Return the one axis that is twice as long for twice the batch."""
+    once, twice = shape.once, shape.twice
+    grown = np.flatnonzero(once != twice).tolist() if once.shape == twice.shape else []
+    return int(grown[0]) if len(grown) == 1 and 2 * once[grown[0]] == twice[grown[0]] else None
 
 
 def compute_sizes(
