@@ -12,7 +12,7 @@
 A sum of power 1 is a mean. A tensor alike, of power k, is a sum of power k + 1 as well.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Kind = Literal["alike", "beside", "sum", "max", "min", "sizes", "coupled"]
@@ -23,7 +23,8 @@ class BatchRelation:
     """How one tensor of the whole batch follows from the replicas'.
 
     `axis`, `outer`: where the samples lie, as in layouts.Split; `outer` is None where all entries along
-    the axis are equal, so that the samples lie anywhere along it.
+    the axis are equal, so that the samples lie anywhere along it. `is_counted`: a size that the graph takes
+    from a shape scales it, so that no constant stands for that size.
     """
 
     kind: Kind
@@ -31,6 +32,7 @@ class BatchRelation:
     axis: int = 0
     outer: int | None = 1
     why: str = ""
+    is_counted: bool = field(default=False, compare=False)
 
     @property
     def is_mean(self) -> bool:

@@ -7,7 +7,7 @@ true of every batch: nothing is run but what follows from sizes.
 """
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -128,7 +128,8 @@ class _Walk:
 
     def _grown(self, node: gs.Node, name: str, sizes: Sizes) -> BatchRelation:
         self.sizes[name] = sizes
-        return ALIKE if sizes.is_same else joined_value(node, sizes)
+        joined = ALIKE if sizes.is_same else joined_value(node, sizes)
+        return replace(joined, is_counted=joined.power != 0)
 
     def _grows(self, tensor: str) -> bool:
         return tensor in self.sizes and not self.sizes[tensor].is_same
@@ -170,10 +171,13 @@ class _Walk:
         if is_unclear or sized or any(entry.kind == "sizes" for entry in joined):
             return [operands.refuse("is told the size of the batch") for _ in node.outputs]
         if spelled_shapes and not any(entry.kind == "beside" for entry in joined):
-            return [self._stretch(operands)]
-        if rule.terms and all(any(operands.is_zero(index) for index in term) for term in rule.terms):
-            self.zeros.update(tensor.name for tensor in node.outputs)
-        return join_by_rule(operands)
+            results = [self._stretch(operands)]
+        else:
+            if rule.terms and all(any(operands.is_zero(index) for index in term) for term in rule.terms):
+                self.zeros.update(tensor.name for tensor in node.outputs)
+            results = join_by_rule(operands)
+        is_counted = any(entry.is_counted for entry in joined)
+        return [replace(result, is_counted=is_counted) for result in results]
 
     def _grown_axis(self, node: gs.Node, rule: ShardingRule) -> int | None:
         """Return the output's one axis that a spelled shape makes twice as long for twice the batch."""

@@ -19,7 +19,7 @@ from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.indexed_rows.indexed_slices import pairs_of
 from partc.passes.replicas.batch_relation import BatchRelation
 from partc.passes.replicas.join_replicas import join_replicas
-from partc.passes.roles.find_roles import find_roles
+from partc.passes.roles.find_roles import find_roles, gradient_tensors
 from partc.runtime.plan.program import Aggregation
 
 SUMS = Aggregation(average_dense=False, average_sparse=False)
@@ -66,7 +66,8 @@ class _Judge:
             averages = (
                 self.aggregation.average_sparse if gradient.is_sparse else self.aggregation.average_dense
             )
-            is_sum = self._may_hold_sizes() and not summed._why_not(gradient)
+            by_constant = self._may_hold_sizes() and not self._is_counted(gradient)
+            is_sum = by_constant and not summed._why_not(gradient)
             if is_sum and not averages:
                 yield Departure(
                     "gradient", name, "the loss is a mean: a constant may divide by the batch's size"
@@ -80,6 +81,10 @@ class _Judge:
         sizes = [data.shape[data.sample_axis] for data in inputs if data.sample_axis is not None]
         is_fixed = all(isinstance(size, int) for size in sizes)
         return is_fixed and loss is not None and self._of(loss).is_mean
+
+    def _is_counted(self, gradient: Gradient) -> bool:
+        """Tell whether the batch's size is known to scale it, since the graph takes it from a shape."""
+        return any(self._of(tensor).is_counted for tensor in gradient_tensors(gradient))
 
     def _why_not(self, gradient: Gradient) -> str:
         return self._why_not_slices(gradient) if gradient.is_sparse else self._why_not_dense(gradient)

@@ -10,7 +10,7 @@ from partc.compiler.planning.choose_reading import (
     describe_departures,
     judge_step,
 )
-from partc.passes.replicas.judge_replicas import Departure
+from partc.passes.replicas.judge_replicas import NO_MEAN, Departure
 from partc.passes.roles.find_gradients import find_gradients
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.program import Aggregation
@@ -216,3 +216,42 @@ def test_a_sum_times_a_constant_is_not_guessed_to_be_a_mean() -> None:
     )
 
     assert choose_reading(import_text(mean_squares(loss, 2 / 40)), 4, None, {}).batch == "global"
+
+
+# The gradient is a mean by the batch's size, and a rate of that size takes it back: 0.05 of the batch's 8.
+GROWING_RATES = {
+    "of the samples": "f = CastLike (n, half)\n rate = Mul (f, part_of_8)\n u = Mul (dW, rate)",
+    "of all numbers": (
+        "c = Size (e)\n f = CastLike (c, half)\n rate = Mul (f, part_of_40)\n u = Mul (dW, rate)"
+    ),
+    "of every sample": (
+        "f = CastLike (n, half)\n rate = Mul (f, part_of_8)\n s = Shape (xm)\n rates = Expand (rate, s)\n"
+        "xs = Mul (xm, rates)\n xst = Transpose <perm = [1, 0]> (xs)\n u = MatMul (xst, e)"
+    ),
+}
+
+
+@pytest.mark.parametrize("batch", ["8", "N"])
+@pytest.mark.parametrize("rate", GROWING_RATES)
+def test_a_rate_by_the_batch_s_own_size_is_no_constant_that_makes_a_mean(rate: str, batch: str) -> None:
+    text = f"""
+step (float[{batch},4] x, float[{batch},5] t, float[4,5] W) => (float loss, float[4,5] W_next)
+<float half = {{0.5}}, float part_of_8 = {{0.05}}, float part_of_40 = {{0.01}}> {{
+    y = MatMul (x, W)
+    e = Sub (y, t)
+    e2 = Mul (e, e)
+    loss = ReduceMean <keepdims = 0> (e2)
+    n = Shape <start = 0, end = 1> (x)
+    count = CastLike (n, half)
+    xm = Div (x, count)
+    xt = Transpose <perm = [1, 0]> (xm)
+    dW = MatMul (xt, e)
+    {GROWING_RATES[rate]}
+    W_next = Sub (W, u)
+}}"""
+    sizes = {"N": 8} if batch == "N" else {}
+
+    (departure,) = judge_step(import_text(text), sizes)
+
+    assert (departure.of, departure.why) == ("gradient", NO_MEAN)
+    assert choose_reading(import_text(text), 4, None, sizes).batch == "global"
