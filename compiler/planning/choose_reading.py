@@ -54,7 +54,7 @@ def choose_reading(
     """
     if requested == "global" or replicas == 1:
         return BatchReading(requested or "per-replica")
-    departures = judge_step(training, sizes, aggregation)
+    departures = judge_step(training, sizes, aggregation, replicas)
     sentences = describe_departures(departures)
     extreme = next((departure for departure in departures if departure.is_extreme), None)
     if requested == "per-replica" and extreme is not None:
@@ -80,10 +80,12 @@ def judge_step(
     training: TrainingGraph,
     sizes: Mapping[str, int],
     aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
+    replicas: int = 2,
 ) -> tuple[Departure, ...]:
     """Return how replicas depart from one device, by the step's structure, and by running it once at most.
 
-    Needs: gradients are known. `sizes`: a value for every symbolic size.
+    Needs: gradients are known. `sizes`: a value for every symbolic size. `replicas`: how many, where it is
+    known.
     """
     batch_sizes = batch_sizes_of(training, {name: max(size, 2) for name, size in sizes.items()})
     judged = _of_two_samples(training) if 1 in batch_sizes.values() else training
@@ -95,7 +97,7 @@ def judge_step(
         why = "a batch of one does not show what becomes of a larger one"
         return tuple(Departure("gradient", name, why) for name in training.gradients)
     expand_casts(judged, facts)
-    departures = judge_replicas(judged, facts, aggregation)
+    departures = judge_replicas(judged, facts, aggregation, replicas)
     gradients = [departure for departure in departures if departure.of == "gradient"]
     may_be_mean = gradients and all(departure.by_constant for departure in gradients)
     if may_be_mean and is_slope_of_loss(training, min(batch_sizes.values(), default=1)):

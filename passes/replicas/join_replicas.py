@@ -9,7 +9,6 @@ true of every batch: nothing is run but what follows from sizes.
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import Facts
@@ -35,12 +34,15 @@ from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.plan.variables import DrawnInput
 
 
-def join_replicas(training: TrainingGraph, facts: Facts, main: Set[str]) -> dict[str, BatchRelation]:
-    """Return how every tensor of the step follows from the replicas'.
+def join_replicas(
+    training: TrainingGraph, facts: Facts, main: Set[str], replicas: int = 2
+) -> dict[str, BatchRelation]:
+    """Return how every tensor of the step follows from so many replicas'.
 
     `main`: the names of the nodes before the gradients. The others read gradients as alike.
     """
-    walk = _Walk(training, facts, frozenset(main), set(find_zeros(training.graph, facts)))
+    zeros = set(find_zeros(training.graph, facts))
+    walk = _Walk(training, facts, frozenset(main), zeros, frozenset({1, 2, replicas}))
     return walk.run()
 
 
@@ -50,6 +52,7 @@ class _Walk:
     facts: Facts
     main: frozenset[str]
     zeros: set[str]  # tensors that are zero everywhere
+    batches: frozenset[int]  # for so many times the batch, what follows from sizes is computed
     joined: dict[str, BatchRelation] = field(default_factory=dict)
     sizes: dict[str, Sizes] = field(default_factory=dict)  # what follows from sizes
     uniform: dict[tuple[str, int, int, int], bool] = field(default_factory=dict)
@@ -112,12 +115,12 @@ class _Walk:
 
     def _join_shape(self, node: gs.Node) -> BatchRelation:
         source = self._read(node.inputs[0].name, node)
-        sizes = sizes_of_shape(node, source, self.facts)
-        if sizes is None:
+        shape = grown_shape(node.inputs[0].name, source, self.facts, self.batches)
+        if shape is None:
             return (
                 source if source.kind == "coupled" else coupled(f"node {node.name!r} reads a size from data")
             )
-        return self._grown(node, node.outputs[0].name, sizes)
+        return self._grown(node, node.outputs[0].name, sizes_of_shape(node, shape))
 
     def _join_sizes(self, node: gs.Node) -> list[BatchRelation] | None:
         """Return what becomes of numbers that follow from sizes alone."""
@@ -134,9 +137,6 @@ class _Walk:
     def _grows(self, tensor: str) -> bool:
         return tensor in self.sizes and not self.sizes[tensor].is_same
 
-    def _doubles(self, tensor: str) -> bool:
-        return tensor in self.sizes and np.array_equal(2 * self.sizes[tensor].once, self.sizes[tensor].twice)
-
     # ------------------------------------------------------------ tensors
 
     def _join_tensors(self, node: gs.Node) -> list[BatchRelation]:
@@ -150,7 +150,7 @@ class _Walk:
         ignored = set(rule.shape_inputs) | {
             index
             for index, tensor in enumerate(node.inputs)
-            if parts is not None and self._doubles(tensor.name)
+            if parts is not None and tensor.name in self.sizes and self.sizes[tensor.name].is_proportional
         }
         joined = [ALIKE if index in ignored else entry for index, entry in enumerate(joined)]
         operands = Operands(
@@ -180,19 +180,20 @@ class _Walk:
         return [replace(result, is_counted=is_counted) for result in results]
 
     def _grown_axis(self, node: gs.Node, rule: ShardingRule) -> int | None:
-        """Return the output's one axis that a spelled shape makes twice as long for twice the batch."""
+        """Return the output's one axis that a spelled shape makes longer for a larger batch."""
         source = node.inputs[0].name
         for index in rule.shape_inputs:
             shape = self._value(node.inputs[index].name)
-            source_shape = grown_shape(source, self._read(source, node), self.facts)
+            source_shape = grown_shape(source, self._read(source, node), self.facts, self.batches)
             if shape is not None and source_shape is not None:
                 axis = grown_axis(spell_out(shape, source_shape))
-                return None if axis is None else axis + len(rule.outputs[0]) - len(shape.twice)
+                return None if axis is None else axis + len(rule.outputs[0]) - len(shape.once)
         return None
 
     def _value(self, tensor: str) -> Sizes | None:
         value = self.facts.value(tensor)
-        return self.sizes.get(tensor) or (None if value is None else Sizes(value, value))
+        fixed = None if value is None else Sizes(dict.fromkeys(self.batches, value))
+        return self.sizes.get(tensor) or fixed
 
     def _stretch(self, operands: Operands) -> BatchRelation:
         """Return what Expand and ConstantOfShape make of a shape that has grown."""

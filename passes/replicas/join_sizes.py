@@ -1,13 +1,14 @@
-"""What becomes of sizes, and of what is computed from them, when the batch is twice as large.
+"""What becomes of sizes, and of what is computed from them, when the batch is several times as large.
 
     labels [8, 16]   Size -> 128   Cast -> 128.0      twice the batch: 256, so that T = T_1 / N^-1
 
 Numbers that follow from shapes alone are known; they are computed once more for a batch of twice the
-size, and what differs by a power of two is alike with that power. ONNX Runtime
+size, where a power of two shows exactly, and for that of all replicas together, since a number that is
+cut off may grow only so far. What differs by the same power of both is alike with that power. ONNX Runtime
 computes them, so a node is spelled as a model of ONNX for that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,37 +22,46 @@ from partc.passes.replicas.batch_relation import ALIKE, BatchRelation, coupled
 from partc.runtime.errors import BadModel, UnsupportedModel
 
 LARGEST_POWER = 4
+ROUNDINGS = 16  # of a number that a few nodes compute
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A tensor's value for one batch, and for twice the batch."""
+    """A tensor's value for one batch, and for batches so many times as large."""
 
-    once: np.ndarray
-    twice: np.ndarray
+    values: Mapping[int, np.ndarray]  # times the batch -> value
+
+    @property
+    def once(self) -> np.ndarray:
+        """The value for one batch."""
+        return self.values[1]
 
     @property
     def is_same(self) -> bool:
         """Tell whether the batch does not matter."""
-        return self.once.shape == self.twice.shape and np.array_equal(self.once, self.twice)
+        return all(np.array_equal(self.once, value) for value in self.values.values())
+
+    @property
+    def is_proportional(self) -> bool:
+        """Tell whether every number grows as the batch does."""
+        return all(np.array_equal(times * self.once, value) for times, value in self.values.items())
 
 
-def sizes_of_shape(node: gs.Node, source: BatchRelation, facts: Facts) -> Sizes | None:
-    """Return what Shape or Size gives, None where it is not known."""
-    shape = grown_shape(node.inputs[0].name, source, facts)
-    return None if shape is None else Sizes(_give(node, shape.once), _give(node, shape.twice))
+def sizes_of_shape(node: gs.Node, shape: Sizes) -> Sizes:
+    """Return what Shape or Size gives."""
+    return Sizes({times: _give(node, value) for times, value in shape.values.items()})
 
 
-def grown_shape(tensor: str, joined: BatchRelation, facts: Facts) -> Sizes | None:
-    """Return a tensor's shape, None where it is not known."""
+def grown_shape(tensor: str, joined: BatchRelation, facts: Facts, batches: Collection[int]) -> Sizes | None:
+    """Return a tensor's shape for so many times the batch, None where it is not known."""
     shape = facts.shape(tensor)
     if UNKNOWN in shape or joined.kind == "coupled":
         return None
-    once = np.array(shape, np.int64)
-    twice = once.copy()
+    shapes = {times: np.array(shape, np.int64) for times in batches}
     if joined.kind == "beside":
-        twice[joined.axis] *= 2
-    return Sizes(once, twice)
+        for times, grown in shapes.items():
+            grown[joined.axis] *= times
+    return Sizes(shapes)
 
 
 def _give(node: gs.Node, shape: np.ndarray) -> np.ndarray:
@@ -62,7 +72,7 @@ def _give(node: gs.Node, shape: np.ndarray) -> np.ndarray:
 
 def spell_out(spelled: Sizes, source: Sizes) -> Sizes:
     """Return the shapes that Reshape makes of a source's shapes: 0 keeps an axis, -1 is what is left."""
-    return Sizes(_spell_out(spelled.once, source.once), _spell_out(spelled.twice, source.twice))
+    return Sizes({times: _spell_out(shape, source.values[times]) for times, shape in spelled.values.items()})
 
 
 def _spell_out(spelled: np.ndarray, source: np.ndarray) -> np.ndarray:
@@ -73,22 +83,27 @@ def _spell_out(spelled: np.ndarray, source: np.ndarray) -> np.ndarray:
 
 
 def grown_axis(shape: Sizes) -> int | None:
-    """Return the one axis that is twice as long for twice the batch."""
-    once, twice = shape.once, shape.twice
-    grown = np.flatnonzero(once != twice).tolist() if once.shape == twice.shape else []
-    return int(grown[0]) if len(grown) == 1 and 2 * once[grown[0]] == twice[grown[0]] else None
+    """Return the one axis that grows, and as the batch does."""
+    once, others = shape.once, shape.values
+    if any(value.shape != once.shape for value in others.values()):
+        return None
+    grown = {int(axis) for value in others.values() for axis in np.flatnonzero(value != once)}
+    axis = grown.pop() if len(grown) == 1 else None
+    is_proportional = axis is not None and all(t * once[axis] == v[axis] for t, v in others.items())
+    return axis if is_proportional else None
 
 
 def compute_sizes(
     node: gs.Node, known: Mapping[str, Sizes], facts: Facts, opset: int
 ) -> dict[str, Sizes] | None:
-    """Run a node for one batch and for twice the batch; None where that is not known, or does not fit."""
+    """Run a node for one batch and for larger ones; None where that is not known, or does not fit."""
     operands: dict[str, Sizes] = {}
+    batches = next(iter(known.values())).values.keys()
     for tensor in node.inputs:
         if not tensor.name:
             continue
         value = facts.value(tensor.name)
-        operand = known.get(tensor.name) or (None if value is None else Sizes(value, value))
+        operand = known.get(tensor.name) or (None if value is None else Sizes(dict.fromkeys(batches, value)))
         if operand is None:
             return None
         operands[tensor.name] = operand
@@ -98,12 +113,17 @@ def compute_sizes(
     is_small = all(UNKNOWN not in shape and 2 * np.prod(shape) <= SMALL for shape in shapes)
     if not is_small or node.domain not in (None, "", "ai.onnx"):
         return None
-    once = _run(node, {name: operand.once for name, operand in operands.items()}, opset)
-    try:
-        twice = _run(node, {name: operand.twice for name, operand in operands.items()}, opset)
-    except (BadModel, UnsupportedModel):
-        return None  # a constant of the batch's size stands in the way of a larger one
-    return {name: Sizes(once[name], twice[name]) for name in once}
+    results: dict[int, dict[str, np.ndarray]] = {}
+    for times in sorted(batches):
+        try:
+            results[times] = _run(
+                node, {name: sizes.values[times] for name, sizes in operands.items()}, opset
+            )
+        except (BadModel, UnsupportedModel):
+            if times == 1:
+                raise
+            return None  # a constant of the batch's size stands in the way of a larger one
+    return {name: Sizes({times: made[name] for times, made in results.items()}) for name in results[1]}
 
 
 def _run(node: gs.Node, operands: Mapping[str, np.ndarray], opset: int) -> dict[str, np.ndarray]:
@@ -122,24 +142,31 @@ def _run(node: gs.Node, operands: Mapping[str, np.ndarray], opset: int) -> dict[
 
 def joined_value(node: gs.Node, sizes: Sizes) -> BatchRelation:
     """Return how a tensor grows that follows from sizes."""
-    once, twice = sizes.once, sizes.twice
-    if once.shape != twice.shape:
+    if any(value.shape != sizes.once.shape for value in sizes.values.values()):
         return _joined_along(node, sizes)
     for power in range(-LARGEST_POWER, LARGEST_POWER + 1):
-        if np.array_equal(np.asarray(once, float), np.asarray(twice, float) * 2.0**power):
+        if all(_is_scaled(sizes.once, value, times, power) for times, value in sizes.values.items()):
             return ALIKE.with_power(power)
     return BatchRelation("sizes")
 
 
+def _is_scaled(once: np.ndarray, value: np.ndarray, times: int, power: int) -> bool:
+    """Tell whether once = value * times^power, up to rounding where `times` is no power of two."""
+    is_exact = times & (times - 1) == 0
+    dtype = once.dtype if once.dtype.kind == "f" else np.dtype(np.float64)
+    rounding = 0.0 if is_exact else ROUNDINGS * float(np.finfo(dtype).eps)
+    scaled = np.asarray(value, float) * float(times) ** power
+    return np.allclose(np.asarray(once, float), scaled, rtol=rounding, atol=0)
+
+
 def _joined_along(node: gs.Node, sizes: Sizes) -> BatchRelation:
-    """Return how a tensor grows that is longer for twice the batch: equal entries may lie anywhere."""
-    once, twice = sizes.once, sizes.twice
-    if once.ndim == twice.ndim:
-        grown = [axis for axis in range(once.ndim) if once.shape[axis] != twice.shape[axis]]
-        axis = grown[0]
-        is_twice = len(grown) == 1 and twice.shape[axis] == 2 * once.shape[axis]
-        if is_twice and is_uniform_along(once, axis) and is_uniform_along(twice, axis):
-            joined = joined_value(node, Sizes(np.take(once, [0], axis), np.take(twice, [0], axis)))
+    """Return how a tensor grows that is longer for a larger batch: equal entries may lie anywhere."""
+    if all(value.ndim == sizes.once.ndim for value in sizes.values.values()):
+        shapes = Sizes({times: np.array(value.shape) for times, value in sizes.values.items()})
+        axis = grown_axis(shapes)
+        if axis is not None and all(is_uniform_along(value, axis) for value in sizes.values.values()):
+            firsts = {times: np.take(value, [0], axis) for times, value in sizes.values.items()}
+            joined = joined_value(node, Sizes(firsts))
             if joined.kind == "alike":
                 return BatchRelation("beside", joined.power, axis, None)
     return coupled(f"node {node.name!r} ({node.op}) tells samples apart by their place in the batch")

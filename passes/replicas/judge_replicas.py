@@ -41,12 +41,14 @@ def judge_replicas(
     training: TrainingGraph,
     facts: Facts,
     aggregation: Aggregation = Aggregation(),  # noqa: B008  # frozen
+    replicas: int = 2,
 ) -> tuple[Departure, ...]:
     """Return every departure from one device on the whole batch; none: it is proven.
 
-    Needs: gradients and sample axes are known, sizes above one.
+    `replicas`: how many; what two make of a size may not be what more make of it. Needs: gradients and sample
+    axes are known, sizes above one.
     """
-    joined = join_replicas(training, facts, find_roles(training).main)
+    joined = join_replicas(training, facts, find_roles(training).main, replicas)
     judge = _Judge(training, joined, aggregation)
     return (*judge.gradients(), *judge.variables(), *judge.outputs())
 
