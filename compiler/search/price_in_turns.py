@@ -72,9 +72,8 @@ class PriceInTurns:
             return self._price(name, name)
         expected = [each for each in expected if each not in self._here]
         if name in self._ahead:
-            if not self._ahead[name].is_done:
-                for following in expected[:1]:
-                    self.price_here(following)
+            if expected and not self._ahead[name].is_done:
+                self.price_here(expected[0])
             known = [each for each in (best, *self._here.values()) if each is not None]
             if known and not self._ahead[name].is_done:
                 self._price.compilation_of(min(known, key=attrgetter("step_s")))
