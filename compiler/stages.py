@@ -52,7 +52,7 @@ from partc.passes.indexed_rows.expected_rows import expect_rows
 from partc.passes.replicas.average_replicas import average_replicas
 from partc.passes.roles.describe_parameters import describe_parameters
 from partc.passes.roles.find_followers import find_followers
-from partc.passes.roles.find_gradients import find_gradients
+from partc.passes.roles.find_gradients import find_gradients, refuse_unfound
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.roles.find_sample_axes import check_draws
 from partc.passes.roles.find_zeros import find_zeros
@@ -81,6 +81,7 @@ def choose_batch(compilation: Compilation) -> None:
     aggregation = options.chosen_aggregation()
     reading = choose_reading(compilation.training, compilation.replicas, batch, options.sizes, aggregation)
     if options.asynchronous:  # not what one device trains, as it says
+        refuse_unfound(compilation.training, compilation.training.variables)
         reading = BatchReading("per-replica")
     compilation.options = replace(options, batch=reading.batch)
     compilation.departures = reading.departures

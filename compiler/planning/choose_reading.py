@@ -26,6 +26,7 @@ from partc.passes.graph.facts import Facts, infer_facts
 from partc.passes.graph.simplify import expand_casts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.replicas.judge_replicas import NO_MEAN, Departure, judge_replicas
+from partc.passes.roles.find_gradients import refuse_unfound
 from partc.passes.rules.sharding_rules import rule_of
 from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.plan.program import Aggregation
@@ -61,6 +62,7 @@ def choose_reading(
         raise _no_average(extreme)
     needs_replicas = training.shard_inputs or not (aggregation.average_dense and aggregation.average_sparse)
     if requested is not None or needs_replicas or all(departure.of == "output" for departure in departures):
+        refuse_unfound(training, [departure.name for departure in departures if departure.of == "variable"])
         return BatchReading("per-replica", sentences)
     if not _indivisible(training, sizes, replicas):
         return BatchReading("global", sentences)

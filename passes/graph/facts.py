@@ -231,7 +231,7 @@ def _infer(
                 dim.dim_value = evaluate_size(dim.dim_param, sizes)
     for value in model.graph.value_info:
         _give_sizes(value, sizes)
-    _forget_outputs(model.graph)
+    _forget_outputs(model.graph, sizes)
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if _is_small(t.dims)}
     shapes, dtypes = _settle(model, values, propagate=True)
     while _standardise_stacks(model, shapes, replicas):
@@ -267,14 +267,21 @@ def _give_sizes(value: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> None:
             dim.ClearField("dim_param")
 
 
-def _forget_outputs(graph: onnx.GraphProto) -> None:
-    """Drop what outputs declare, whose sizes may be symbolic. Of what is given, that would hide the shape."""
+def _forget_outputs(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
+    """Drop what outputs declare, whose sizes may be symbolic. Of what is given, that would hide the shape.
+
+    What a Loop carries out has no shape but the declared one.
+    """
+    carried = {name for n in graph.node if n.domain or n.op_type == "Loop" for name in n.output}
     inputs = {value.name for value in (*graph.input, *graph.initializer)}
     outputs = [value for value in graph.output if value.name not in inputs]
     del graph.output[:]
     graph.output.extend(outputs)
     for value in graph.output:
-        value.type.tensor_type.ClearField("shape")
+        if value.name in carried:
+            _give_sizes(value, sizes)
+        else:
+            value.type.tensor_type.ClearField("shape")
 
 
 def _is_small(dims: "tuple[int, ...]") -> bool:

@@ -107,6 +107,7 @@ class TrainingGraph:
     drawn_inputs: dict[str, DrawnInput] = field(default_factory=dict)
     output_names: dict[str, str] = field(default_factory=dict)  # output -> what the user calls it
     unread_inputs: tuple[str, ...] = ()  # of the user's graph, that nothing reads which leads to an output
+    unfound_gradients: dict[str, str] = field(default_factory=dict)  # parameter -> why it was not found
     are_gradients_found: bool = False  # by looking for them: the file does not record them
     fixed_sizes: dict[str, int] = field(default_factory=dict)  # symbolic ones that were given numbers
 

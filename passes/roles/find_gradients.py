@@ -14,6 +14,7 @@ A variable has a gradient if the loss depends on it, its next value keeps it as 
 is no ancestor of the loss: a state carried from step to step and a moving average of data have none.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +31,10 @@ LINEAR_OPS = REARRANGING | {"Cast", "CastLike", "Add", "Sub", "Neg", "Sum", "Mul
 ONE_TO_ONE = LINEAR_OPS | {"Abs", "Clip", "Erf", "Exp", "Log", "Max", "Mean", "Min", "Pow", "Reciprocal"}
 ONE_TO_ONE |= {"Sqrt", "Where", "Sigmoid", "Tanh", "Relu", "Equal", "Greater", "Less", "And", "Or", "Not"}
 ONE_TO_ONE |= {"GreaterOrEqual", "LessOrEqual", "IsNaN", "IsInf", "Floor", "Ceil", "Round", "Mod", "Sign"}
+
+
+class _NoGradientError(Exception):
+    """Why a parameter's gradient is not found."""
 
 
 @dataclass
@@ -53,7 +58,8 @@ def find_gradients(training: TrainingGraph) -> dict[str, Gradient]:
     """Find every parameter's gradient, record them in `training`, and return them.
 
     Scatters of rows into zeros are rewritten to one ScatterND of ids int64[n] and rows [n, ...].
-    Does nothing where gradients are recorded. Raises UnsupportedModel.
+    Does nothing where gradients are recorded. Why one cannot be found is recorded too: where a batch is
+    divided none is needed. Raises UnsupportedModel where the loss is not known.
     """
     if training.gradients:
         return training.gradients
@@ -67,7 +73,11 @@ def find_gradients(training: TrainingGraph) -> dict[str, Gradient]:
     for walk in parameters:
         walk.stops = _first_stops(walk, reached, training)
     for walk in parameters:
-        dense = _past_views(_gradient_of(walk, dirty, facts))
+        try:
+            dense = _past_views(_gradient_of(walk, dirty, facts))
+        except _NoGradientError as error:
+            training.unfound_gradients[walk.variable.name] = str(error)
+            continue
         slices = find_indexed_slices(training.graph, dense, walk.variable)
         ids, rows = slices or (None, None)
         training.gradients[walk.variable.name] = Gradient(walk.variable.name, dense.name, ids, rows)
@@ -156,7 +166,7 @@ def _gradient_of(walk: _Walk, dirty: set[str], facts: _Facts) -> gs.Tensor:
         if _is_like(tensor, walk.variable) and _separates(tensor, nodes, walk, dirty):
             _check_linear(tensor, nodes, walk)
             return tensor
-    raise _no_gradient(walk.variable, "its next value depends on the samples in more than one way")
+    raise _NoGradientError("its next value depends on the samples in more than one way")
 
 
 def _is_like(tensor: gs.Tensor, variable: Variable) -> bool:
@@ -201,13 +211,18 @@ def _check_linear(tensor: gs.Tensor, nodes: list[gs.Node], walk: _Walk) -> None:
             continue
         product = node.op in ("Mul", "Div") and len(carried) > 1
         if node.op not in LINEAR_OPS or product or (node.op == "Div" and node.inputs[1].name in before):
-            raise _no_gradient(walk.variable, f"node {node.name!r} ({node.op}) is not linear in it")
+            raise _NoGradientError(f"node {node.name!r} ({node.op}) is not linear in it")
         before.add(node.outputs[0].name)
 
 
-def _no_gradient(variable: Variable, why: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"the gradient of {variable.name!r} cannot be found: {why}",
-        at=f"next value {variable.next!r}",
-        fix=f'record it in the sidecar JSON: "gradients": {{"{variable.name}": {{"dense": TENSOR}}}}',
-    )
+def refuse_unfound(training: TrainingGraph, of: Iterable[str]) -> None:
+    """Refuse the first of these parameters whose gradient was not found. Raises UnsupportedModel."""
+    for name in of:
+        if name not in training.unfound_gradients:
+            continue
+        raise UnsupportedModel(
+            f"the gradient of {name!r} cannot be found: {training.unfound_gradients[name]}",
+            at=f"next value {training.variables[name].next!r}",
+            fix="give --batch global, which needs none (not with asynchronous training), or record it in the "
+            f'sidecar JSON: "gradients": {{"{name}": {{"dense": TENSOR}}}}',
+        )

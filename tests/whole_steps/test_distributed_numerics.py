@@ -24,7 +24,7 @@ from partc.models.catalogue import build_model
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.data.initial import InitialValues
 from partc.runtime.execution.in_process import train_in_process
-from tests.builders.graphs.foreign_steps import TABLE, parse
+from tests.builders.graphs.foreign_steps import SQUARED, TABLE, parse
 from tests.builders.graphs.training_models import IGNORED, MODELS, training_model
 from tests.builders.plans.compiled_steps import (
     Batch,
@@ -148,6 +148,13 @@ step (double[4,3] x, double[4,2] t, double[3,2] W, double[3,2] v)
     W_next = Sub (W, part)
 }
 """
+
+
+@pytest.mark.parametrize(("cluster", "strategy"), [("1x3", "allreduce"), ("2x2", "hybrid"), ("2x2s", "ps")])
+def test_a_step_without_a_gradient_trains_on_one_batch(cluster: str, strategy: str, tmp_path: Path) -> None:
+    compiled = compile_step(import_text(SQUARED), tmp_path / "out", cluster, strategy, "global")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, STEPS))
 
 
 @pytest.mark.parametrize(("batch", "cluster"), [("per-replica", "2x2"), ("global", "1x2")])

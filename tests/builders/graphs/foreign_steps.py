@@ -28,6 +28,11 @@ step ({LINEAR_HEAD}) => (float loss, float[4,3] W_next) <{LINEAR_CONSTANTS}> {{ 
 }}
 """
 
+# A step along the product of two sums over the samples, which is no gradient.
+SQUARED = SGD.replace(
+    "part = Mul (dW, lr)", "dW1 = MatMul (xt, d)\n both = Mul (dW, dW1)\n part = Mul (both, lr)"
+)
+
 # Weight decay and Adam's two slots; the gradient arrives through a Transpose.
 ADAM = f"""
 step ({LINEAR_HEAD}, float[4,3] m, float[4,3] v, int64 count)

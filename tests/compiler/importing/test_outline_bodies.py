@@ -77,6 +77,18 @@ def test_they_train_as_one_device(tmp_path: Path, body: str, update: str, batch:
     assert_trains_as_one_device(compiled, random_batches(compiled.plan, steps=2))
 
 
+@pytest.mark.parametrize("read", ["h", "lr"])
+def test_what_a_loop_carries_out_may_be_an_output(tmp_path: Path, read: str) -> None:
+    body = f"""s = Identity (lr)
+        last = Loop (three, yes, y) <body = g (int64 i, bool go, double[8,3] h) =>
+        (bool more, double[8,3] next) {{ more = Identity (go) a = Abs (h) next = Add (a, {read}) }}>"""
+    text = text_of(body, PLAIN_UPDATE).replace("=> (", "=> (double[8,3] last, ", 1)
+
+    compiled = compile_step(import_text(text, loss="loss"), tmp_path / "out", "2x2", "hybrid", "global")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, steps=2))
+
+
 @pytest.mark.parametrize("name", UPDATES)
 def test_functions_read_all_and_only_what_they_name(name: str) -> None:
     model = parse(text_of(PLAIN_BODY, UPDATES[name]))

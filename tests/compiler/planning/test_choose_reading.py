@@ -21,6 +21,7 @@ from tests.builders.graphs.foreign_steps import (
     LINEAR,
     LINEAR_CONSTANTS,
     SGD,
+    SQUARED,
     TABLE,
     import_step,
 )
@@ -49,7 +50,7 @@ def test_a_mean_over_samples_is_proven() -> None:
     assert (reading.batch, reading.departures) == ("per-replica", ())
 
 
-@pytest.mark.parametrize("text", [COUNTED, CLIPPED, SUMMED, SUM_BEHIND_A_MEAN, PEAK])
+@pytest.mark.parametrize("text", [COUNTED, CLIPPED, SUMMED, SUM_BEHIND_A_MEAN, PEAK, SQUARED])
 def test_what_is_no_mean_is_global_where_the_batch_divides(text: str) -> None:
     reading = choose_reading(import_text(text), 4, None, {})
 
@@ -57,12 +58,12 @@ def test_what_is_no_mean_is_global_where_the_batch_divides(text: str) -> None:
     assert reading.departures
 
 
-@pytest.mark.parametrize("text", [COUNTED, CLIPPED, SUMMED, SUM_BEHIND_A_MEAN, PEAK])
+@pytest.mark.parametrize("text", [COUNTED, CLIPPED, SUMMED, SUM_BEHIND_A_MEAN, PEAK, SQUARED])
 def test_it_is_global_too_where_earlier_replicas_take_a_sample_more(text: str) -> None:
     assert choose_reading(import_text(text), 3, None, {}).batch == "global"
 
 
-@pytest.mark.parametrize("text", [COUNTED, CLIPPED, SUMMED, SUM_BEHIND_A_MEAN, PEAK])
+@pytest.mark.parametrize("text", [COUNTED, CLIPPED, SUMMED, SUM_BEHIND_A_MEAN, PEAK, SQUARED])
 def test_what_is_no_mean_of_fewer_samples_than_replicas_is_refused_with_both_remedies(text: str) -> None:
     with pytest.raises(UnsupportedModel, match="a batch of 8 cannot be divided") as refusal:
         choose_reading(import_text(text), 9, None, {})
@@ -101,6 +102,12 @@ def test_a_running_maximum_has_no_average() -> None:
         choose_reading(import_text(PEAK), 4, "per-replica", {})
 
     assert refusal.value.at == "next value of 'peak'"
+
+
+def test_an_unfound_gradient_is_needed_by_averaged_replicas_alone() -> None:
+    with pytest.raises(UnsupportedModel, match="the gradient of 'W' cannot be found"):
+        choose_reading(import_text(SQUARED), 4, "per-replica", {})
+    assert choose_reading(import_text(SQUARED), 1, "per-replica", {}).departures == ()
 
 
 def test_summed_gradients_are_one_device_s_where_the_loss_is_a_sum() -> None:

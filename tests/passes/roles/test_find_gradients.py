@@ -5,7 +5,7 @@ import onnxruntime
 import pytest
 
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
-from partc.passes.roles.find_gradients import find_gradients
+from partc.passes.roles.find_gradients import find_gradients, refuse_unfound
 from partc.runtime.errors import UnsupportedModel
 from tests.builders.graphs.foreign_steps import (
     ADAFACTOR,
@@ -17,6 +17,7 @@ from tests.builders.graphs.foreign_steps import (
     LINEAR_CONSTANTS,
     LINEAR_HEAD,
     SGD,
+    SQUARED,
     TABLE,
     import_step,
     parse,
@@ -171,13 +172,21 @@ def test_a_scatter_on_the_class_axis_is_no_row_gradient() -> None:
     assert not find_gradients(import_step(by_class))["E"].is_sparse
 
 
-def test_a_gradient_that_is_squared_before_it_is_complete_is_refused() -> None:
-    squared = SGD.replace(
-        "part = Mul (dW, lr)", "dW1 = MatMul (xt, d)\n both = Mul (dW, dW1)\n part = Mul (both, lr)"
-    )
+def test_a_gradient_that_is_squared_before_it_is_complete_is_not_found_and_why_is_told() -> None:
+    training = import_step(SQUARED)
 
-    with pytest.raises(UnsupportedModel, match="record it in the sidecar JSON"):
-        find_gradients(import_step(squared))
+    assert find_gradients(training) == {}
+    assert training.unfound_gradients == {"W": "node 'Mul_8' (Mul) is not linear in it"}
+
+
+def test_what_needs_an_unfound_gradient_is_refused() -> None:
+    training = import_step(SQUARED)
+    find_gradients(training)
+
+    refuse_unfound(training, [])
+    with pytest.raises(UnsupportedModel, match="'W' cannot be found") as refusal:
+        refuse_unfound(training, ["W"])
+    assert "--batch global" in refusal.value.fix
 
 
 def test_without_a_loss_nothing_is_guessed() -> None:
