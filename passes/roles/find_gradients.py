@@ -23,14 +23,13 @@ import onnx_graphsurgeon as gs
 from partc.passes.graph.reachability import ancestors, descendants, drop_unread_nodes
 from partc.passes.graph.training_graph import Gradient, TrainingGraph, Variable
 from partc.passes.roles.find_indexed_slices import find_indexed_slices
+from partc.passes.rules.sharding_rules import NONLINEAR
 from partc.runtime.errors import UnsupportedModel
 
 REARRANGING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 LINEAR_OPS = REARRANGING | {"Cast", "CastLike", "Add", "Sub", "Neg", "Sum", "Mul", "Div"}
 # Ops of which an element is made from one element of each operand of the result's size.
-ONE_TO_ONE = LINEAR_OPS | {"Abs", "Clip", "Erf", "Exp", "Log", "Max", "Mean", "Min", "Pow", "Reciprocal"}
-ONE_TO_ONE |= {"Sqrt", "Where", "Sigmoid", "Tanh", "Relu", "Equal", "Greater", "Less", "And", "Or", "Not"}
-ONE_TO_ONE |= {"GreaterOrEqual", "LessOrEqual", "IsNaN", "IsInf", "Floor", "Ceil", "Round", "Mod", "Sign"}
+ONE_TO_ONE = LINEAR_OPS | NONLINEAR | {"Clip", "Max", "Mean", "Min", "Where"}
 
 
 class _NoGradientError(Exception):

@@ -21,15 +21,17 @@ from partc.passes.rules import rules_shape as shape
 from partc.passes.rules.rules_elementwise import Rule, elementwise
 from partc.passes.rules.sharding_rule import ShardingRule
 
-NONLINEAR = """
+NONLINEAR = frozenset(
+    """
     Abs Acos Acosh And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Cos Cosh
     Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less
     LessOrEqual Log Mish Mod Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh
     Softplus Softsign Sqrt Tan Tanh ThresholdedRelu Xor
-"""
+    """.split()
+)
 
 RULES: dict[str, Rule] = {
-    **{op: elementwise() for op in NONLINEAR.split()},
+    **{op: elementwise() for op in sorted(NONLINEAR)},
     "Add": elementwise("each"),
     "Sub": elementwise("each"),
     "Sum": elementwise("each"),

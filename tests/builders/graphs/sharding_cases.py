@@ -191,5 +191,5 @@ def _with_axis(sizes: list[int], axis: int, size: int) -> str:
 _IN_MANY = {
     line.split(" -> ", 1)[1].split("(")[0].split("<")[0].strip() for line in MANY.strip().splitlines()
 }
-UNARY = [f"double[4,6] x -> {op}(x)" for op in sorted(set(NONLINEAR.split()) - _IN_MANY)]
+UNARY = [f"double[4,6] x -> {op}(x)" for op in sorted(NONLINEAR - _IN_MANY)]
 CASES = [*MANY.strip().splitlines(), *UNARY, *equal_parts(np.random.default_rng(0), count=8)]

@@ -172,6 +172,13 @@ def test_a_scatter_on_the_class_axis_is_no_row_gradient() -> None:
     assert not find_gradients(import_step(by_class))["E"].is_sparse
 
 
+@pytest.mark.parametrize("op", ["Shrink <lambd = 0.1>", "Elu", "Softsign", "Atan", "Gelu"])
+def test_a_function_of_each_element_lies_behind_the_gradient(op: str) -> None:
+    shrunk = SGD.replace("part = Mul (dW, lr)", f"shrunk = {op} (dW)\n part = Mul (shrunk, lr)")
+
+    assert find_gradients(import_step(shrunk))["W"].dense == "dW"
+
+
 def test_a_gradient_that_is_squared_before_it_is_complete_is_not_found_and_why_is_told() -> None:
     training = import_step(SQUARED)
 
