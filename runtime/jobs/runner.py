@@ -140,56 +140,39 @@ class Runner:
         check_sessions_request(self._folder.plan, staleness, read_after, bool(traced_steps))
         plan = _plan_of_data(self._folder.plan, sizes or {})
         asked = data_asked(plan, str(data) if isinstance(data, str | Path) else "", shuffle)
+        job = Job(
+            plan_folder=str(self._folder.path.resolve()),
+            steps=steps,
+            data="",
+            is_shuffled=shuffle,
+            sizes=dict(sizes or {}),
+            read_after=tuple(sorted(read_after)),
+            stop_when_diverged=stop_when_diverged,
+            outputs=outputs,
+            has_initial=initial is not None,
+            deadline_s=_RANKS_SHARE * timeout_s,
+            data_name=asked.name,
+            file_samples=asked.file_samples,
+            shards=plan.replicas if isinstance(data, BatchStream) else 0,
+            checkpoints=checkpoints,
+            metrics_file="" if metrics is None else str(metrics.resolve()),
+            tells_waiting=tells_waiting,
+        )
         with self._folders(save, checkpoints):
             start = self._begin(plan, steps, trained, seed, asked, checkpoints, resume, on_progress)
             if start.checkpoint is not None and start.step == steps:
                 return self._already_trained(start.checkpoint, start.step, save)
-            traced = middle_of(start.step + 1, steps) if traced_steps == MIDDLE else traced_steps
-            check_traced(traced, start.step, steps)
-            slowest = min(start.workers, default=start.step)  # of asynchronous workers
-            lag = start.furthest - slowest
+            job = _begun(job, start, traced_steps)
+            rules = Rules(start.workers, staleness, worker_restarts, checkpoints)
             with job_folder(self._folder.path) as folder:
-                consumed = start.batches - lag
-                staged, data_sizes = stage_data(
-                    plan, _behind(data, consumed), steps - start.furthest + lag, folder
-                )
-                refuse_other_sizes(sizes or {}, data_sizes)
-                job = Job(
-                    plan_folder=str(self._folder.path.resolve()),
-                    steps=steps - start.step,
-                    data=staged,
-                    is_shuffled=shuffle,
-                    seed=start.seed,
-                    sizes=data_sizes | dict(sizes or {}),
-                    read_after=tuple(sorted(read_after)),
-                    stop_when_diverged=stop_when_diverged,
-                    outputs=outputs,
-                    has_initial=initial is not None,
-                    deadline_s=_RANKS_SHARE * timeout_s,
-                    traced_steps=traced,
-                    first_step=start.step,
-                    first_batch=start.batches,
-                    first_samples=start.samples,
-                    data_from=0 if isinstance(data, str | Path) else consumed,
-                    data_name=asked.name,
-                    file_samples=asked.file_samples,
-                    shards=plan.replicas if isinstance(data, BatchStream) else 0,
-                    resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
-                    checkpoints=checkpoints,
-                    metrics_file="" if metrics is None else str(metrics.resolve()),
-                    training=start.training,
-                    worker_steps=start.workers,
-                    tells_waiting=tells_waiting,
-                )
+                job = _staged(plan, job, data, start, folder)
                 write_job(folder, job, initial)
-                rules = Rules(start.workers, staleness, worker_restarts, checkpoints)
                 result = self._play(folder, job, rules, on_progress, timeout_s, redirect)
                 kept = self._keep(folder, job, result, save, keep_in)
-            if kept.unsaved is not None:
-                raise kept.unsaved.error(
-                    f"what was trained is in {self._folder.path / TRAINED_FILE}" if save else ""
-                )
-            return kept
+        if kept.unsaved is not None:
+            saved = f"what was trained is in {self._folder.path / TRAINED_FILE}" if save else ""
+            raise kept.unsaved.error(saved)
+        return kept
 
     def _folders(self, save: bool, checkpoints: Checkpoints | None) -> AbstractContextManager[None]:
         """Hold what a training writes: nothing, where nothing is saved."""
@@ -313,6 +296,38 @@ class Runner:
             samples=next((report.samples for report in reports.values() if report.samples), None),
             times={rank: read_times(folder, rank) for rank in reports} if job.traced_steps else {},
         )
+
+
+def _begun(job: Job, start: StartPoint, traced_steps: TracedSteps | Literal["middle"]) -> Job:
+    """Return the job of what is left to train. Raises BadUsage if that has not the steps to trace."""
+    traced = middle_of(start.step + 1, job.steps) if traced_steps == MIDDLE else traced_steps
+    check_traced(traced, start.step, job.steps)
+    return msgspec.structs.replace(
+        job,
+        steps=job.steps - start.step,
+        seed=start.seed,
+        traced_steps=traced,
+        first_step=start.step,
+        first_batch=start.batches,
+        first_samples=start.samples,
+        resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
+        training=start.training,
+        worker_steps=start.workers,
+    )
+
+
+def _staged(plan: Plan, job: Job, data: str | Path | Batches, start: StartPoint, folder: Path) -> Job:
+    """Return the job with its data where daemons can open it. Asynchronous workers read from the slowest on.
+
+    Raises BadData, BadUsage.
+    """
+    lag = start.furthest - min(start.workers, default=start.step)
+    consumed = start.batches - lag
+    left = job.first_step + job.steps - start.furthest + lag
+    staged, sizes = stage_data(plan, _behind(data, consumed), left, folder)
+    refuse_other_sizes(job.sizes, sizes)
+    data_from = 0 if isinstance(data, str | Path) else consumed
+    return msgspec.structs.replace(job, data=staged, data_from=data_from, sizes=sizes | job.sizes)
 
 
 def _behind(data: str | Path | Batches, consumed: int) -> str | Path | Batches:
