@@ -111,24 +111,18 @@ class Stepper:
             steps=0,
             data=data,
             is_shuffled=self.begun.is_shuffled and is_of_samples(data),
-            seed=self.begun.seed,
             sizes=dict(sizes or {}),
             stop_when_diverged=stop_when_diverged,
             has_initial=initial is not None,
             deadline_s=timeout_s,
             traced_steps=traced_steps,
-            first_step=self.begun.step,
-            first_batch=self.begun.batches,
-            first_samples=self.begun.samples,
             data_name=data,
             file_samples=asked.file_samples,
             shards=0 if data else self.plan.replicas,
-            resumed_from="" if self.begun.checkpoint is None else str(self.begun.checkpoint.resolve()),
             checkpoints=checkpoints,
-            training=self.begun.training,
         )
         try:
-            self._begin_daemons(job, initial, addresses)
+            self._begin_daemons(job.behind(self.begun), initial, addresses)
         except BaseException:
             self.close()
             raise

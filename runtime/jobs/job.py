@@ -25,6 +25,7 @@ import numpy as np
 
 from partc.runtime.check_arguments import settle_fields
 from partc.runtime.checkpoints.not_saved import Unsaved
+from partc.runtime.checkpoints.resume import StartPoint
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.errors import BadUsage, naming_file
 from partc.runtime.execution.recorder import RankTimes, TracedSteps
@@ -99,6 +100,19 @@ class Job(Record, frozen=True):
         It has gone on with more or fewer samples a step. What is handed over has entries of each batch.
         """
         return 0 if self.data_from else max((self.first_step, *self.worker_steps)) - self.first_batch
+
+    def behind(self, start: StartPoint) -> "Job":
+        """Return the job that goes on with what was trained before; its `steps` stay."""
+        return msgspec.structs.replace(
+            self,
+            seed=start.seed,
+            first_step=start.step,
+            first_batch=start.batches,
+            first_samples=start.samples,
+            resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
+            training=start.training,
+            worker_steps=start.workers,
+        )
 
 
 class Progress(Record, frozen=True, tag="progress"):

@@ -302,18 +302,8 @@ def _begun(job: Job, start: StartPoint, traced_steps: TracedSteps | Literal["mid
     """Return the job of what is left to train. Raises BadUsage if that has not the steps to trace."""
     traced = middle_of(start.step + 1, job.steps) if traced_steps == MIDDLE else traced_steps
     check_traced(traced, start.step, job.steps)
-    return msgspec.structs.replace(
-        job,
-        steps=job.steps - start.step,
-        seed=start.seed,
-        traced_steps=traced,
-        first_step=start.step,
-        first_batch=start.batches,
-        first_samples=start.samples,
-        resumed_from="" if start.checkpoint is None else str(start.checkpoint.resolve()),
-        training=start.training,
-        worker_steps=start.workers,
-    )
+    left = msgspec.structs.replace(job, steps=job.steps - start.step, traced_steps=traced)
+    return left.behind(start)
 
 
 def _staged(plan: Plan, job: Job, data: str | Path | Batches, start: StartPoint, folder: Path) -> Job:
