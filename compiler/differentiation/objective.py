@@ -114,25 +114,9 @@ def _prepare(
     ignore_index: int | None,
     folder: Path | None,
 ) -> _Prepared:
-    facts = find.forward_facts(forward)
-    model = normalise_forward(forward)
-    reached = find.reached_by_inputs(forward.graph) | find.reached_by_inputs(model.graph)
-    check_shapes(model)
-    sample_axes = _sample_axes(model.graph, facts, assume_first=batch_size is not None)
-    if batch_size is not None:
-        fold_sizes(model, shapes=False)
-        rebatch(model, batch_size, sample_axes)
-    for value in find.data_inputs(model.graph):
-        refuse_empty_batch(value.name, type_of(value).shape or (), sample_axes.get(value.name) or 0)
-    fold_sizes(model)
-    types = infer_types(model)
-    settle_padding(model.graph, types)
-    if widen_vectors(model.graph, {name: value_info(name, known).type for name, known in types.items()}):
-        types = infer_types(model)
-    exported = exporter_facts(forward)
-    state = {**exported.renewed, **find.carried_state(model.graph, types, facts)}
-    if widen_mixed_types(model.graph, types):
-        types = infer_types(model)
+    facts, exported = find.forward_facts(forward), exporter_facts(forward)
+    model, sample_axes, reached = _normalised(forward, facts, batch_size)
+    types, state = _settle_types(model, facts, exported)
     next_values = set(state.values())
     results = tuple(value.name for value in model.graph.output if value.name not in next_values)
     candidates = find.candidate_parameters(model.graph, types, reached)
@@ -164,6 +148,37 @@ def _prepare(
         stopped,
         exported,
     )
+
+
+def _normalised(
+    forward: onnx.ModelProto, facts: find.ForwardFacts, batch_size: BatchSize | None
+) -> tuple[onnx.ModelProto, dict[str, int | None], frozenset[str]]:
+    """Return the model in one form, of that batch size, its sample axes, and what inputs lead to."""
+    model = normalise_forward(forward)
+    reached = find.reached_by_inputs(forward.graph) | find.reached_by_inputs(model.graph)
+    check_shapes(model)
+    sample_axes = _sample_axes(model.graph, facts, assume_first=batch_size is not None)
+    if batch_size is not None:
+        fold_sizes(model, shapes=False)
+        rebatch(model, batch_size, sample_axes)
+    for value in find.data_inputs(model.graph):
+        refuse_empty_batch(value.name, type_of(value).shape or (), sample_axes.get(value.name) or 0)
+    fold_sizes(model)
+    return model, sample_axes, reached
+
+
+def _settle_types(
+    model: onnx.ModelProto, facts: find.ForwardFacts, exported: ExporterFacts
+) -> tuple[Types, dict[str, str]]:
+    """Rewrite what types decide; return them, and the state that the model renews."""
+    types = infer_types(model)
+    settle_padding(model.graph, types)
+    if widen_vectors(model.graph, {name: value_info(name, known).type for name, known in types.items()}):
+        types = infer_types(model)
+    state = {**exported.renewed, **find.carried_state(model.graph, types, facts)}
+    if widen_mixed_types(model.graph, types):
+        types = infer_types(model)
+    return types, state
 
 
 def _trace(ready: _Prepared, parameters: Collection[str]) -> Objective:

@@ -261,11 +261,17 @@ def _local_sizes(
         return whole
     if isinstance(whole, gs.Constant):
         return gs.Constant(name, np.array(whole.values) // np.array(divisors))
-    int64, site, emit = np.dtype(np.int64), decision.site, lowering.out.emit
     parts = constant(f"{name}.ranks", divisors, np.int64)
     if spelled is not None:
-        return emit("Div", [whole, parts], name, int64, site)
-    # Rounded down, so that a size of -1, which the op finds itself, stays one.
+        return lowering.out.emit("Div", [whole, parts], name, np.dtype(np.int64), decision.site)
+    return _divided_sizes(lowering, whole, parts, name, decision.site)
+
+
+def _divided_sizes(
+    lowering: Lowering, whole: gs.Tensor, parts: gs.Tensor, name: str, site: Site
+) -> gs.Tensor:
+    """Divide sizes that only a run knows, rounded down: one of -1, which the op finds itself, stays one."""
+    int64, emit = np.dtype(np.int64), lowering.out.emit
     above = emit("Add", [whole, parts], f"{name}.above", int64, site)
     quotient = emit("Div", [above, parts], f"{name}.quotient", int64, site)
     one = constant(f"{name}.one", [1], np.int64)
