@@ -42,7 +42,7 @@ from partc.cost.cluster.cluster import Cluster, read_any_cluster
 from partc.cost.strategy import Mode, Strategy
 from partc.models.catalogue import ModelRequestError
 from partc.models.catalogue import build_model as build_catalogued
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.rules.sharding_rules import count_flops

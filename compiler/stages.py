@@ -43,9 +43,9 @@ from partc.passes.distribute import (
     lower_step,
 )
 from partc.passes.find_split_ops import find_rewriting
-from partc.passes.graph.facts import infer_facts
 from partc.passes.graph.fetch_gradients import fetch_gradients
 from partc.passes.graph.fix_sizes import fix_sizes, open_sizes
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.probe_sizes import is_fixed_at_other_sizes
 from partc.passes.graph.simplify import expand_casts
 from partc.passes.indexed_rows.expected_rows import expect_rows

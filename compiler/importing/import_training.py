@@ -62,7 +62,7 @@ from partc.compiler.model_files.model_file import check_model, onnx_transforming
 from partc.compiler.model_files.widen_vectors import inline_products, widen_vectors
 from partc.compiler.options import GraphOptions
 from partc.compiler.planning.stopwatch import paused_collection
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.infer_shapes import infer_shapes
 from partc.passes.graph.simplify import expand_casts, simplify
 from partc.passes.graph.training_graph import IR_VERSION, Gradient, InitialValue, TrainingGraph

@@ -27,7 +27,8 @@ from partc.cost.strategy import (
     Strategy,
     Synchronisation,
 )
-from partc.passes.graph.facts import Facts, infer_facts
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.layouts import Split
 from partc.passes.roles.find_roles import find_roles

@@ -22,7 +22,8 @@ import onnx_graphsurgeon as gs
 
 from partc.compiler.planning.check_slope import is_slope_of_loss
 from partc.cost.strategy import Batch
-from partc.passes.graph.facts import Facts, infer_facts
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.simplify import expand_casts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.replicas.judge_replicas import NO_MEAN, Departure, judge_replicas

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from partc.passes.graph.facts import Facts, infer_facts
+from partc.passes.graph.facts import Facts
 from partc.passes.graph.fix_sizes import open_sizes
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.runtime.errors import UnsupportedModel
 

@@ -15,7 +15,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
-from partc.passes.graph.facts import NUMBERS, SMALL, UNKNOWN, Facts
+from partc.passes.graph.facts import SMALL, UNKNOWN, Facts
+from partc.passes.graph.infer_facts import NUMBERS
 from partc.passes.graph.infer_shapes import run_constants
 from partc.passes.graph.training_graph import IR_VERSION
 from partc.passes.replicas.batch_relation import ALIKE, BatchRelation, coupled

@@ -20,7 +20,7 @@ import pytest
 from partc.compiler.commands.cli import main
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.verification.verify import launch_in_process, verify
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.roles.find_roles import find_roles
 from partc.passes.search.operators.find_groups import find_groups
 from partc.runtime.plan.plan_folder import read_plan_folder

@@ -13,7 +13,7 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.passes.graph.expand_normalised import can_expand, expand
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
 

@@ -12,7 +12,8 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy
-from partc.passes.graph.facts import UNKNOWN, infer_facts
+from partc.passes.graph.facts import UNKNOWN
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
 from tests.checks.training_steps import EVERYTHING

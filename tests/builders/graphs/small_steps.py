@@ -8,7 +8,7 @@ from partc.compiler.importing.bindings import Bindings, GradientTensors, write_b
 from partc.compiler.importing.import_training import import_training_graph
 from partc.cost.strategy import Synchronisation
 from partc.passes.analysis import find_stored
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.aggregate_partials import aggregate_partials
 from partc.passes.layouts.configuration import Configuration, data_parallel

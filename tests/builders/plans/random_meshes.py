@@ -6,7 +6,8 @@ import onnx_graphsurgeon as gs
 
 from partc.cost.cluster.cluster import ranks_of
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy
-from partc.passes.graph.facts import Facts, infer_facts
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.configuration import Wish
 from partc.passes.layouts.decide_layouts import decide_by_wish

@@ -14,7 +14,8 @@ import onnx_graphsurgeon as gs
 
 from partc.cost.cluster.cluster import ranks_of
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
-from partc.passes.graph.facts import Facts, infer_facts
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.decisions import decide_axes, divides, whole_axis
 from partc.passes.layouts.meshes import Mesh

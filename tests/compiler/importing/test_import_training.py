@@ -20,7 +20,7 @@ from partc.compiler.importing.bindings import (
 from partc.compiler.importing.import_training import import_training_graph, read_training_graph
 from partc.compiler.model_files.model_file import check_model
 from partc.compiler.options import GraphOptions
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import Gradient, MadeTensor, StoredTensor
 from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
 from partc.runtime.plan.variables import Constant, DataInput, Normal, TakenValues, Uniform

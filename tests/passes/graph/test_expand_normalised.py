@@ -11,7 +11,7 @@ from partc.compiler.differentiation.parameters.choose_parameters import Paramete
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.passes.graph.expand_normalised import FORMS, can_expand, expand
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.simplify import simplify
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.decide_layouts import split_on

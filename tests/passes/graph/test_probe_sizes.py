@@ -7,7 +7,7 @@ from onnx import numpy_helper
 
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.probe_sizes import is_fixed_at_other_sizes
 from partc.passes.graph.training_graph import TrainingGraph
 

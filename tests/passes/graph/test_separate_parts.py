@@ -5,7 +5,7 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from partc.passes.graph.expand_normalised import can_expand, expand
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.separate_parts import ReadOrder, Separation, can_separate, follow_parts, separate
 from partc.passes.graph.training_graph import TrainingGraph
 from tests.builders.graphs.run_graphs import graph_of, run_graph

@@ -2,7 +2,7 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from partc.compiler.importing.bindings import GradientTensors
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.replicas.average_replicas import average_replicas
 from partc.passes.roles.find_roles import find_roles

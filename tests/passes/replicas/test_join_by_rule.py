@@ -2,7 +2,7 @@
 
 import pytest
 
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.replicas.batch_relation import BatchRelation
 from partc.passes.replicas.join_replicas import join_replicas
 from partc.passes.roles.find_roles import find_roles

@@ -8,7 +8,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.replicas.judge_replicas import judge_replicas
 from partc.runtime.errors import PartcError
 from partc.runtime.plan.program import Aggregation

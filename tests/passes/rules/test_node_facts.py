@@ -9,7 +9,8 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.models.catalogue import build_model
-from partc.passes.graph.facts import Facts, infer_facts
+from partc.passes.graph.facts import Facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.rules.sharding_rule import ShardingRule
 from partc.passes.rules.sharding_rules import GRADIENT_RULES, RULES, node_facts, rule_of

@@ -1,6 +1,6 @@
 import onnx_graphsurgeon as gs
 
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.rules.sharding_rule import Dims
 from partc.passes.rules.sharding_rules import rule_of

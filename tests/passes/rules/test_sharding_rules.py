@@ -17,7 +17,7 @@ import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from partc.passes.graph.facts import infer_facts
+from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.layouts.decide_layouts import split_on
 from partc.passes.layouts.decisions import AxisDecision
