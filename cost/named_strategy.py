@@ -62,7 +62,7 @@ class NamedStrategy:
         """Tell whether more is divided than samples and variables, as its strategy's file says it."""
         has_own_layouts = self.splits_dense or self.divides_layers or self.fills_tensor
         is_grid = not self.sizes.keys() <= {"data"} or self.stages * (self.microbatches or 1) > 1
-        return has_own_layouts or is_grid or self.workers is not None
+        return has_own_layouts or is_grid
 
     @property
     def has_replicas_alone(self) -> bool:

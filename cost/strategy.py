@@ -114,7 +114,7 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     def divides_more(self) -> bool:
         """Tell whether more is divided than samples and variables: operators, or a replica's batch."""
         is_grid = len(self.mesh) > 1 or self.stages * self.microbatches > 1
-        return is_grid or bool(self.devices) or bool(self.ops)
+        return is_grid or bool(self.ops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ def _check_stages(strategy: Strategy, workers: int) -> None:
 
 
 def _check_needs_no_mesh(strategy: Strategy, workers: int) -> None:
-    if strategy.variables or strategy.divides_more:
+    if strategy.variables or strategy.devices or strategy.divides_more:
         raise BadStrategy(
             "variables, ops or batches are to be split, or devices to be taken, but there is no mesh",
             at="mesh",

@@ -164,7 +164,7 @@ def _in_order(
         bucket_communications,
         whole_shapes=whole_shapes(analysis.facts, lowered),
         owned_rows=rows,
-        limit_bytes=bucket_bytes(cluster),
+        limit_bytes=bucket_bytes(cluster, _hosts_of(lowered, cluster)),
     )
     join_sums(lowered, in_buckets, position_of, message_s)
     # What a session pushes is whole before any of it is applied: that order is its own.
@@ -263,16 +263,27 @@ def _servers(cluster: Cluster) -> tuple[int, ...]:
     return tuple(-1 if server.replica is None else server.replica for server in servers)
 
 
-def bucket_bytes(cluster: Cluster) -> int:
-    """Return how large buckets may be: on slow links less, so that one is sent while the next is made."""
+def bucket_bytes(cluster: Cluster, hosts: Collection[str] | None = None) -> int:
+    """Return how large buckets may be: on slow links less, so that one is sent while the next is made.
+
+    `hosts`: those that exchange anything; None: all.
+    """
     if len(ranks_of(cluster)) == 1:  # it sends nothing: one bucket, so that its step is not cut
         return sys.maxsize
-    return int(min(BUCKET_BYTES, max(LEAST_BUCKET_BYTES, BUCKET_S * _slowest_link(cluster))))
+    idle = {host.name for host in cluster.hosts if hosts is not None and host.name not in hosts}
+    reached = [link for link in cluster.links if idle.isdisjoint(link.ends)]
+    if not reached or (hosts is not None and len(hosts) == 1):
+        return BUCKET_BYTES
+    slowest = min(link.bytes_per_s for link in reached)
+    return int(min(BUCKET_BYTES, max(LEAST_BUCKET_BYTES, BUCKET_S * slowest)))
 
 
-def _slowest_link(cluster: Cluster) -> float:
-    """Return the bytes per second of the slowest link between hosts, as many as there may be without one."""
-    return min((link.bytes_per_s for link in cluster.links), default=sys.float_info.max)
+def _hosts_of(lowered: LoweredGraph, cluster: Cluster) -> set[str]:
+    """Return the hosts whose ranks have a part in a step: all, where rows are on servers."""
+    ranks = ranks_of(cluster)
+    if "server" in lowered.site_of.values():
+        return {rank.host for rank in ranks}
+    return {ranks[worker].host for mesh in lowered.meshes.each for worker in mesh.workers}
 
 
 def _divided_pieces(buckets: Mapping[str, Bucket]) -> dict[str, Sequence[BucketPiece]]:

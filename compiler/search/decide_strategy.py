@@ -30,7 +30,7 @@ from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.search.name_what_fits import names_by_need
 from partc.compiler.search.price_in_turns import NameChoice, PriceInTurns
 from partc.compiler.search.rank_names import NameEstimate, estimate_names, in_order
-from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for, names_of_fewer
+from partc.compiler.search.whole_steps import Priced, WholeSteps, names_beside, names_for, names_of_fewer
 from partc.compiler.settle_options import begin_compilation, fill_sizes
 from partc.cost.assignment.search_strategy import DATA_PARALLEL, TIE, Tried
 from partc.cost.assignment.synchronisation import SyncChoice
@@ -226,6 +226,8 @@ class _Names:
                 best = priced if priced.step_s < least_s else best
                 least_s = min(least_s, priced.step_s)
                 yield priced
+        beside = names_beside(best.name, self._compilation.worker_hosts) if best is not None else ()
+        yield from filter(None, (self.price(name, name) for name in beside))
 
     def _choice(self, estimates: Iterable[NameEstimate], data_parallel_s: float | None) -> NameChoice:
         return NameChoice(in_order(estimates, data_parallel_s), _count_tried(self._compilation))

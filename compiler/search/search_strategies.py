@@ -3,9 +3,11 @@
     names        data parallelism as `auto` has it, then experts and products of them, simplest first
     pipelines    climbs from names over stages, cuts, micro-batches, and what a stage's workers divide
     mcmc         names, pipelines; walks from data parallelism, the best so far, fewer replicas and one worker
-    ilp, dp      the least sum of what operators and transfers take alone: its own answer, or a walk's start
-    exhaustive   the quickest of all states, where these are few
+    ilp, dp      the least sum of what operators and transfers take alone: its own answer, or a walk's start;
+                 then names
+    exhaustive   the quickest of all states by the task graph, where these are few; then names
     auto         names, pipelines; walks, from the answers of ilp and dp as well; exhaustion where possible
+    all          as long as there is time, changes of one operator, or kind, of the quickest, as whole plans
 
 Configurations are priced by the task graph; the quickest states are then priced as whole plans. What counts
 is the simulated step of the whole plan, as compiling would lower and schedule it: so nothing is returned that
@@ -13,7 +15,7 @@ does not compile, that does not fit, or that is slower than anything else that w
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from math import inf
 
@@ -25,15 +27,22 @@ from partc.compiler.search.operators.exhaust import Exhaustion, check_states, ex
 from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.search.operators.search_additively import solve_additively
 from partc.compiler.search.operators.walk_chains import walk_rounds
-from partc.compiler.search.operators.walk_tasks import BestStates, StepConfigs, climb, fewer_replicas
+from partc.compiler.search.operators.walk_tasks import (
+    BestStates,
+    StepConfigs,
+    climb,
+    fewer_replicas,
+    single_changes,
+)
 from partc.compiler.search.pipelines.climb_pipelines import climb_pipelines
 from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
 from partc.compiler.search.pipelines.step_pipelines import StepPipelines
 from partc.compiler.search.rank_names import rank_names
 from partc.compiler.search.search_limit import BudgetSpent, SearchLimit, interrupted_at
 from partc.compiler.search.search_result import SearchResult, Show
-from partc.compiler.search.whole_steps import Priced, WholeSteps, names_for
+from partc.compiler.search.whole_steps import Priced, WholeSteps, names_beside, names_for
 from partc.compiler.task_graphs.step_tasks import compile_kernels
+from partc.cost.assignment.search_strategy import DATA_PARALLEL
 from partc.cost.cluster.cluster import Cluster
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.search.stages.pipeline_space import Pipeline
@@ -43,9 +52,9 @@ NAMED_SHARE = 0.5  # of the budget: what named strategies may take
 PIPELINE_SHARE = 0.4  # of what is left: what pipelines may take
 ESTIMATE_SHARE = 0.3  # of that: what estimates may take to find where climbs are to begin
 PIPELINE_PROPOSALS = 0.05  # of proposals: whole plans of pipelines, which take longer than the task graph's
+PLAN_PROPOSALS = 0.05  # of proposals: single changes that are priced as whole plans
 ADDITIVE_SHARE = 0.2  # of what is left: what the additive starts of walks may take
 EXHAUSTED_SHARE = 0.5  # of what is left then: what exhaustion may take, where `auto` tries it
-START = "auto"
 OPERATORS_OWN = "operators' own"
 WALKED_PROPOSALS = 0.5  # of proposals: what walks have
 CLIMB_SHARE = 0.1  # of what is left: what the climb behind them has
@@ -71,7 +80,7 @@ def search_strategies(
     """
     limit = SearchLimit(search_options.budget_s, search_options.proposals)
     price = WholeSteps(read, cluster, options)
-    start = price(START, START)
+    start = price(DATA_PARALLEL, "auto")
     if start is not None and price.first is not None:  # it was as many plans, and the analysis
         price.taken_s = [taken_s / (1 + len(price.first.compared)) for taken_s in price.taken_s]
     search = _Search(price, start or _first_that_fits(price), start, search_options, limit, show)
@@ -130,8 +139,9 @@ class _Search:
     def run(self) -> None:
         """Search by the method that was asked for."""
         method = self._asked.method
-        if method in ("auto", "mcmc"):
-            self._try_names()
+        has_walks = method in ("auto", "mcmc")
+        if has_walks:
+            self._try_names(self._limit.early_until_s(NAMED_SHARE))
             self._climb_pipelines()
         own = OwnSpace.of(self._first, self._asked.together)
         if own is None:
@@ -141,7 +151,10 @@ class _Search:
             with self._limit.stopped():
                 compile_kernels()
         self._search_own(own, method)
+        if not has_walks:
+            self._try_names(self._limit.part_until_s(NAMED_SHARE))
         self._tell_local_optimum(own)
+        self._climb_plans(own)
 
     def _search_own(self, own: OwnSpace, method: SearchMethod) -> None:
         """Search among operators' own configurations."""
@@ -179,23 +192,26 @@ class _Search:
         if self._see(self._price(name, own.strategy(state))):
             self._state = state
 
-    def _try_names(self) -> None:
+    def _try_names(self, until_s: float) -> None:
         """Price named strategies, as many as there is time for, what promises most first if that is known.
 
         Those that are estimated to be far slower are left out.
         """
-        until_s = self._limit.early_until_s(NAMED_SHARE)
         names: Iterable[str] = names_for(self._first.worker_hosts)
         if not self._first.analysis.per_replica:
             data_parallel_s = self._data_parallel.step_s if self._data_parallel else None
             ranked = rank_names(self._first, names, data_parallel_s)
             names = (promise.name for promise in ranked if promise.least_s <= self.best.step_s)
-        for name in names:
+        for name in chain(names, self._names_beside()):
             if time.monotonic() + self._price.usual_s > until_s:
                 return
             if (priced := self._price(name, name)) is not None:
                 self._named.append(priced)
                 self._see(priced)
+
+    def _names_beside(self) -> Iterator[str]:
+        """Yield what is to be tried beside the quickest, where that is a name by then."""
+        yield from names_beside(self.best.name, self._first.worker_hosts)
 
     def _climb_pipelines(self) -> None:
         """Climb among pipelines, from the names that are some."""
@@ -288,10 +304,7 @@ class _Search:
 
     def _tell_local_optimum(self, own: OwnSpace) -> None:
         """Say whether every single change of the answer was tried: where there is time, they are now."""
-        limit, strategy = self._limit, self.best.strategy
-        state = self._state
-        if state is None and strategy.has_meshes and strategy.stages == 1:
-            state = own.read(strategy)
+        limit, state = self._limit, self._state_of_best(own)
         if state is not None and state not in self._optimal and limit.left_s > self._price.usual_s:
             until_s = limit.part_until_s(1.0, self._price.usual_s)
             climbed, _ = self._climb(own, state, until_s, limit.part(1 / 2))
@@ -309,6 +322,35 @@ class _Search:
             )
         else:
             self.remarks.append("changes of one operator, or kind, were not all tried")
+
+    def _climb_plans(self, own: OwnSpace) -> None:
+        """Take single changes that are quicker as whole plans, from what the task graph calls quickest on."""
+        most, tried = self._limit.part(PLAN_PROPOSALS), set[StepConfigs]()
+        state = self._state_of_best(own)
+        while state is not None:
+            changes = single_changes(own.tasks, own.space, state, self._limit.until_s)
+            if changes is None:
+                return
+            for changed in changes:
+                if changed in tried:
+                    continue
+                if len(tried) >= most or self._limit.left_s < RESERVE * self._price.usual_s:
+                    return
+                tried.add(changed)
+                self._see_state(own, changed, "climb")
+                if self._state == changed:
+                    break
+            else:
+                self.remarks.append("each such change was priced as a whole plan, too: none is quicker")
+                return
+            state = changed
+
+    def _state_of_best(self, own: OwnSpace) -> StepConfigs | None:
+        """Return the quickest plan as a state, where it is one, or close to one."""
+        strategy = self.best.strategy
+        if self._state is None and strategy.has_meshes and strategy.stages == 1:
+            return own.read(strategy)
+        return self._state
 
     def _climb(
         self, own: OwnSpace, start: StepConfigs, until_s: float, most: float

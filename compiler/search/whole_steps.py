@@ -15,7 +15,7 @@ from partc.compiler.pipeline import ANALYSE, CHOICE, LOWERING, OUTLINE, run
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.settle_options import begin_compilation
 from partc.cost.cluster.cluster import Cluster
-from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK, WORKERS
+from partc.cost.named_strategy import LAYERWISE, ONE_WEIRD_TRICK, WORKERS, parse_named
 from partc.cost.simulation.timeline import Measured, simulate
 from partc.cost.strategy import Strategy
 from partc.passes.graph.fix_sizes import fix_sizes, open_sizes
@@ -179,3 +179,11 @@ def names_of_fewer(hosts: Sequence[str]) -> list[str]:
         f"tensor={k},{WORKERS}={n}" for n in counts if n > 1 for k in dict.fromkeys((min(n, on_host), n))
     ]
     return [*(f"{WORKERS}={n}" for n in counts), *shared]
+
+
+def names_beside(name: str, hosts: Sequence[str]) -> list[str]:
+    """Return what else to price where a name is the quickest: few replicas may share their variables."""
+    named = parse_named(name)
+    if named is None or named.workers is None or named.shards_variables:
+        return []
+    return [f"fsdp,{name}"] if named.mesh(len(hosts))["data"] > 1 else []

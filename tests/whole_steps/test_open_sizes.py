@@ -101,7 +101,11 @@ def test_many_of_any_degrees_train_as_one(model: str, seed: int, are_equal: bool
 @pytest.mark.parametrize(
     ("model", "strategy"),
     sampled(
-        product(("bert", "convolutions"), ("data=4", "fsdp", "hybrid", "ps", "allreduce")), (0, 2, 4, 6, 8)
+        product(
+            ("bert", "convolutions"),
+            ("data=4", "fsdp", "hybrid", "ps", "allreduce", "workers=1", "workers=2", "fsdp,workers=2"),
+        ),
+        (0, 2, 4, 5, 7, 9, 11, 14),
     ),
 )
 def test_replicas_alone_take_other_batches(model: str, strategy: str, tmp_path: Path) -> None:
@@ -112,7 +116,9 @@ def test_replicas_alone_take_other_batches(model: str, strategy: str, tmp_path: 
     assert_equal(compiled, batches_of(compiled, model, samples=20))
 
 
-@pytest.mark.parametrize("strategy", ["tensor=4", "pipeline=2,microbatches=2", "layerwise", "workers=2"])
+@pytest.mark.parametrize(
+    "strategy", ["tensor=4", "pipeline=2,microbatches=2", "layerwise", "tensor=2,workers=2"]
+)
 def test_what_divides_more_is_for_one_batch(strategy: str, tmp_path: Path) -> None:
     compiled = compile_step(
         step_of("bert"), tmp_path / "out", "2x2", strategy, "global", sizes={OPEN_BATCH: 8}

@@ -239,6 +239,29 @@ def test_auto_finds_what_exhaustion_finds_but_for_mixes(seed: int, tmp_path: Pat
     assert auto.timeline.step_s <= search(step, cluster, asked).best.step_s * MIXED
 
 
+def test_links_that_no_worker_uses_change_nothing(tmp_path: Path) -> None:
+    """Gradients of 2 MB on one host: buckets are as large whatever the link to the idle one is."""
+    cluster = cluster_of("2x2")
+    links = tuple(msgspec.structs.replace(link, bytes_per_s=link.bytes_per_s / 2) for link in cluster.links)
+    slower = msgspec.structs.replace(cluster, links=links)
+
+    near = compiled(mlp((64, 64, 4000), 192), cluster, tmp_path / "near", "workers=2")
+    far = compiled(mlp((64, 64, 4000), 192), slower, tmp_path / "far", "workers=2")
+
+    assert far.plan.instructions == near.plan.instructions
+
+
+def test_few_replicas_may_share_their_variables(tmp_path: Path) -> None:
+    forward = build_model("mlp", sizes=[64, 64, 8000], batch=192)
+    step = build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+
+    auto = compiled(step, cluster_of("2x2"), tmp_path / "auto")
+    shared = compiled(step, cluster_of("2x2"), tmp_path / "shared", "fsdp,workers=2")
+
+    assert auto.compared[0].names == ("fsdp,workers=2",)
+    assert auto.timeline.step_s == shared.timeline.step_s
+
+
 def test_a_search_tells_gains_over_all_workers(tmp_path: Path) -> None:
     found = search(mlp(), cluster_of("2x2"), replace(GLOBAL, search=SearchOptions(proposals=1)))
 

@@ -26,6 +26,7 @@ from partc.compiler.verification.verify import launch_in_process, verify
 from partc.cost.cluster.cluster import encode_cluster
 from partc.cost.simulation.memory import memory_of
 from partc.cost.strategy import read_strategy
+from partc.models.catalogue import build_model
 from partc.runtime.errors import BadUsage, DoesNotFit, UnsupportedModel
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
@@ -134,6 +135,41 @@ def test_auto_finds_the_quickest_state_and_says_that_it_is_proven() -> None:
     assert exhausted.remarks[1:] == (
         "every change of one operator, or kind, was tried: none is quicker by the task graph",
     )
+
+
+@cache
+def unequal_mlp() -> onnx.ModelProto:
+    """Return a step whose quickest plan is not what the task graph calls quickest."""
+    forward = build_model("mlp", sizes=[1024, 2048, 64], batch=32)
+    return build_training_graph(forward, loss="softmax_cross_entropy", optimizer=Adam(0.01))
+
+
+@pytest.mark.parametrize("method", sampled(["exhaustive", "ilp", "dp"], range(1)))
+def test_single_changes_are_tried_as_whole_plans(
+    method: SearchMethod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_strategies, "names_for", lambda hosts: [])
+    named = compile_step(
+        unequal_mlp(), cluster_of("2x2"), tmp_path / "out", replace(GLOBAL, strategy="tensor=4")
+    )
+    asked = SearchOptions(method=method, proposals=3000)
+
+    found = search(unequal_mlp(), cluster_of("2x2"), replace(GLOBAL, search=asked))
+
+    assert found.best.step_s <= named.timeline.step_s
+    assert found.remarks[-1] == "each such change was priced as a whole plan, too: none is quicker"
+
+
+def test_names_are_tried_by_every_method(tmp_path: Path) -> None:
+    """Three workers share no samples or weights evenly, as what is exhausted would have it."""
+    named = compile_step(
+        unequal_mlp(), cluster_of("1x3"), tmp_path / "out", replace(GLOBAL, strategy="tensor=3")
+    )
+    asked = SearchOptions(method="exhaustive", proposals=20)
+
+    found = search(unequal_mlp(), cluster_of("1x3"), replace(GLOBAL, search=asked))
+
+    assert found.best.step_s <= named.timeline.step_s
 
 
 def test_what_a_sum_is_bounded_by_is_said_of_the_sum() -> None:
