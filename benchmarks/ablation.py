@@ -35,6 +35,7 @@ from partc.compiler.report.measure_traffic import host_traffic
 from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import Mechanism
 from partc.models.catalogue import build_model
+from partc.runtime.data.npz import write_npz
 from partc.runtime.jobs.job import Progress
 from partc.runtime.jobs.runner import Runner
 
@@ -141,7 +142,7 @@ def _write_sample(work: str, train: onnx.ModelProto, cluster: Cluster, folder: P
         for entry in made.plan.data_inputs
     }
     path = folder / f"{work}.npz"
-    np.savez(path, allow_pickle=False, **arrays)
+    write_npz(path, arrays)
     return Sample(str(path), SAMPLE_STEPS)
 
 

@@ -1,6 +1,7 @@
 """Arrays of an .npz file. What its headers claim is held to what it stores before memory is taken."""
 
 import zipfile
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +16,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MOST_RATIO = 100
 LARGE_BYTES = 1 << 28
 _LOCAL_HEADER_BYTES = 30
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays under whatever names they have: numpy.savez takes some for arguments of its own."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
 def read_npz(path: Path) -> dict[str, Array]:

@@ -30,6 +30,7 @@ from partc.runtime.data.batches import (
 )
 from partc.runtime.data.checkpoint import map_arrays, read_arrays, write_tensors
 from partc.runtime.data.feeds import STAGED_FILE
+from partc.runtime.data.npz import write_npz
 from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.data.sharded import BatchStream
 from partc.runtime.engines.machines import Machines, machines_of
@@ -368,7 +369,7 @@ def stage_data(
         else np.concatenate([batch[name] for batch in batches], axis=axis)
         for name, axis in axes.items()
     }
-    np.savez(folder / STAGED_FILE, allow_pickle=False, **arrays)
+    write_npz(folder / STAGED_FILE, arrays)
     return str(folder / STAGED_FILE), sizes_of(plan, batches[0])
 
 

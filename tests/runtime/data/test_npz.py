@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partc.runtime.data.npz import read_npz
+from partc.runtime.data.npz import map_npz, read_npz, write_npz
 from partc.runtime.errors import BadData
 
 
@@ -32,6 +32,18 @@ def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read.keys() == arrays.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(read[name], array)
+
+
+def test_arrays_are_written_under_whatever_names_they_have(tmp_path: Path) -> None:
+    names = ("file", "allow_pickle", "args", "kwds", "a/b", "ü")
+    arrays = {name: np.full(3, place, np.float32) for place, name in enumerate(names)}
+
+    write_npz(tmp_path / "a.npz", arrays)
+
+    for read in (read_npz(tmp_path / "a.npz"), map_npz(tmp_path / "a.npz")):
+        assert {name: array.tolist() for name, array in read.items()} == {
+            name: array.tolist() for name, array in arrays.items()
+        }
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,11 +12,12 @@ from partc.compiler.importing.import_training import import_training_graph
 from partc.models.catalogue import build_model
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.data.feeds import open_source
+from partc.runtime.data.npz import read_npz
 from partc.runtime.errors import BadData, BadUsage, CopiesDiffer, Diverged, RankFailed
 from partc.runtime.execution.in_process import train_in_process
 from partc.runtime.jobs.job import Progress
 from partc.runtime.jobs.results import DISAGREEING_FILE, TRAINED_FILE
-from partc.runtime.jobs.runner import Runner
+from partc.runtime.jobs.runner import Runner, stage_data
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.plan_json import encode_plan
 from tests.builders.plans.compiled_steps import compile_step, random_batches
@@ -130,6 +132,17 @@ def test_bad_data_is_reported_by_the_first_rank_that_meets_it(tmp_path: Path) ->
 
     with pytest.raises(BadData, match="no data for input 'y'"):
         Runner(folder).train(tmp_path / "data.npz", 2)
+
+
+def test_batches_are_staged_under_whatever_names_inputs_have(tmp_path: Path) -> None:
+    plan = read_plan_folder(linear_all_reduce(tmp_path / "out", 2)).plan
+    names = {"x": "file", "y": "allow_pickle"}
+    renamed = tuple(msgspec.structs.replace(entry, name=names[entry.name]) for entry in plan.data_inputs)
+    batch = {names[name]: array for name, array in linear_batches(2, steps=1)[0].items()}
+
+    staged, _ = stage_data(with_changes(plan, data_inputs=renamed), [batch], 1, tmp_path)
+
+    np.testing.assert_equal(read_npz(Path(staged)), batch)
 
 
 def test_batches_that_are_not_of_the_size_that_is_given_are_refused(tmp_path: Path) -> None:
