@@ -46,6 +46,7 @@ from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.rules.sharding_rules import count_flops
+from partc.runtime.callers_code import callers_function
 from partc.runtime.check_arguments import check_call, public
 from partc.runtime.errors import (
     BadCluster,
@@ -180,7 +181,7 @@ def search(
     """
     from partc.compiler.search.search_strategies import search_strategies  # numba takes a third of a second
 
-    machines = _machines(cluster)
+    machines, show = _machines(cluster), callers_function(show)
     options = replace(with_times(options, machines), strategy="auto")
     with _naming_files(train, cluster, options):
         return search_strategies(

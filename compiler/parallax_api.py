@@ -27,6 +27,7 @@ from partc.compiler.importing.shard_inputs import create_num_shards_and_shard_id
 from partc.compiler.options import GraphOptions
 from partc.compiler.parallax_config import TRACE_FILE, ParallaxConfig
 from partc.cost.cluster.cluster import Cluster, read_any_cluster
+from partc.runtime.callers_code import callers_code
 from partc.runtime.check_arguments import public
 from partc.runtime.data.batches import Batch
 from partc.runtime.data.feeds import find_function
@@ -128,7 +129,7 @@ def parallel_run(
     data: ShardedData | None = None,
 ) -> None:
     """Start a training and hand it to `run`; end it when `run` returns. Raises PartcError."""
-    with get_runner(graph, resource_info, config, data=data) as runner:
+    with get_runner(graph, resource_info, config, data=data) as runner, callers_code():
         run(*runner)
 
 

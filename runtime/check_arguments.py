@@ -8,7 +8,6 @@ are not written as JSON, in which jobs and plans are.
 """
 
 import inspect
-import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
@@ -20,13 +19,13 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 import msgspec
 import numpy as np
 
+from partc.runtime.callers_code import raised_by_caller
 from partc.runtime.errors import BadUsage, one_of, one_tree
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Kind = TypeVar("Kind", bound=type)
 _MOST_SHOWN = 60  # characters of a value
-_OTHERS = (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], "<")
 
 
 def public(function: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -36,7 +35,7 @@ def public(function: Callable[Given, Result]) -> Callable[Given, Result]:
     @wraps(function)
     def checked(*positional: Given.args, **named: Given.kwargs) -> Result:
         bound = check_call(function, positional, named)
-        with one_tree(comes_from_caller):
+        with one_tree(raised_by_caller):
             return call(*bound.args, **bound.kwargs)
 
     return checked
@@ -107,19 +106,6 @@ def settle_fields(record: msgspec.Struct) -> None:
 def _check_field(record: object, name: str) -> None:
     kind: Any = type(record)
     _check(getattr(record, name), _hints(kind)[name], f"{kind.__name__}.{name}")
-
-
-def comes_from_caller(error: Exception) -> bool:
-    """Tell whether an exception was raised in code that is neither partc's nor that of a library below it."""
-    trace = error.__traceback__
-    trace = trace.tb_next if trace is not None else None  # beyond who asks
-    while trace is not None:
-        frame = trace.tb_frame
-        is_own = frame.f_globals.get("__name__", "").startswith("partc.")
-        if not is_own and not frame.f_code.co_filename.startswith(_OTHERS):
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def _not_bound(

@@ -13,7 +13,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
@@ -22,7 +23,17 @@ import typer
 
 from partc.compiler.commands.command_line.declare import declare
 from partc.compiler.commands.command_line.panels import GroupedGroup
-from partc.runtime.errors import BadUsage, InternalError, PartcError, RankFailed, Stopped, nearest, one_tree
+from partc.runtime.callers_code import raising_function
+from partc.runtime.errors import (
+    BadData,
+    BadUsage,
+    InternalError,
+    PartcError,
+    RankFailed,
+    Stopped,
+    nearest,
+    one_tree,
+)
 from partc.runtime.log import configure_log, log, printable
 from partc.runtime.supervision.stop_signals import raise_when_stopped
 
@@ -153,6 +164,22 @@ def _is_of_the_parser(error: Exception) -> bool:
     return isinstance(error, typer.TyperException | typer.Abort)
 
 
+@contextmanager
+def _refusing_functions() -> Iterator[None]:
+    """Let what a function of batches raises, which a command was given as MODULE:FUNC, be refused as data."""
+    try:
+        yield
+    except PartcError:
+        raise
+    except Exception as error:
+        name, line = raising_function(error)
+        if not name:
+            raise
+        what = f"{name} gives no more batches: {type(error).__name__}: {error}"
+        at, fix = (f"--data, {line}", "mend what the named line does") if line else ("--data", f"mend {name}")
+        raise BadData(what, at=at, fix=fix) from error
+
+
 def _replace_what_cannot_be_printed() -> None:
     """Let no character that a terminal's encoding lacks end a command: µ in ASCII, say."""
     for stream in (sys.stdout, sys.stderr):
@@ -164,7 +191,7 @@ def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -
     """Run a command; tell what went wrong on stderr, and return the exit code."""
     as_json = "--json" in arguments
     try:
-        with one_tree(_is_of_the_parser):
+        with one_tree(_is_of_the_parser), _refusing_functions():
             code = command()
     except InternalError as error:  # the last resort: an honest word instead of a traceback
         log.debug("an internal error", exc_info=error.__cause__)

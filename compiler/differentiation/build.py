@@ -30,6 +30,7 @@ from partc.compiler.differentiation.updates.update_options import UpdateOptions
 from partc.compiler.model_files.model_file import check_model
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.passes.graph.infer_shapes import limited_memory
+from partc.runtime.callers_code import callers_code
 from partc.runtime.check_arguments import public
 from partc.runtime.errors import BadUsage, UnsupportedModel
 
@@ -70,7 +71,8 @@ def build_training_graph(
         objective = state_objective(forward, loss, batch_size, ignore_index, parameters, folder)
         if tell is not None:
             for line in describe_choice(objective.types, objective.decisions):
-                tell(line)
+                with callers_code():
+                    tell(line)
         if update.loss_scale is not None and (halves := _half_parameters(objective)):
             wide = keep_masters(forward, halves, folder)
             same = ParameterChoice(train=objective.flow.parameters)

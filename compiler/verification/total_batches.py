@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from partc.runtime.callers_code import CallersBatches
 from partc.runtime.data.batches import Batch, check_total_batch, copied, total_shape
 from partc.runtime.data.draws import integer_rows, normal_rows
 from partc.runtime.data.feeds import SYNTHETIC_SCALAR, open_source
@@ -35,7 +36,7 @@ def total_batches(plan: Plan, data: Data, steps: int, seed: int) -> Iterator[dic
             return islice(_synthetic(plan, seed), steps)
         return (source.total(step) for step in range(steps))
     batches: list[dict[str, Array]] = []
-    for batch in islice(data, steps):
+    for batch in islice(CallersBatches(data), steps):
         check_total_batch(plan, batch)
         batches.append(copied(batch))
     if len(batches) < steps:

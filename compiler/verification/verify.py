@@ -35,6 +35,7 @@ from partc.compiler.verification.reference import TABLE_LIMIT_BYTES, Reference, 
 from partc.compiler.verification.rounding import RoundingError
 from partc.compiler.verification.total_batches import total_batches
 from partc.runtime.asynchronous.sessions.session import with_one_worker
+from partc.runtime.callers_code import callers_function
 from partc.runtime.check_arguments import public
 from partc.runtime.data.feeds import open_source
 from partc.runtime.data.initial import InitialValues
@@ -206,7 +207,7 @@ def verify(
     data, batches = _repeatable(plan, data, steps, seed)
     with launcher(folder, data, steps, seed) as ranks:
         comparison = _Comparison(folder, reference, ranks, rtol)
-        variables, losses = _compare_steps(comparison, plan, batches, data, seed, on_step)
+        variables, losses = _compare_steps(comparison, plan, batches, data, seed, callers_function(on_step))
     return VerifyReport(
         replicas=plan.replicas,
         ranks=len(plan.ranks),

@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from partc.runtime import callers_code
+from partc.runtime.callers_code import CallersBatches
 from partc.runtime.data.array_source import ArraySource
 from partc.runtime.data.batches import (
     check_input,
@@ -54,7 +56,8 @@ _FUNCTION = (
     "name a module on the Python path, and in it a function without arguments, or of (num_shards, shard_id), "
     "that returns an iterator of batches, each a dict of input name -> array"
 )
-_IMPORTING = ("<", importlib.__file__)  # files of frames between a user's module and who imports it
+# Files of frames between a user's function and who imports or reads it.
+_BETWEEN = ("<", importlib.__file__, callers_code.__file__)
 
 
 class Shares(Protocol):
@@ -246,7 +249,7 @@ def _call_for_shard(
 def _call(name: str, function: Callable[[], Any]) -> Iterator[Any]:  # whatever it yields; checked one by one
     with _naming_function(f"{name} cannot be called"):
         batches = iter(function())
-    return _begin(name, batches)
+    return _begin(name, CallersBatches(batches, name))
 
 
 def _begin(name: str, batches: Iterator[Any]) -> Iterator[Any]:
@@ -269,7 +272,7 @@ def _naming_function(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         behind = traceback.extract_tb(error.__traceback__)[2:]  # this frame, and the one that called
-        frames = [f for f in behind if not f.filename.startswith(_IMPORTING)]
+        frames = [f for f in behind if not f.filename.startswith(_BETWEEN)]
         at, fix = "--data", _FUNCTION
         if frames:
             at, fix = f"--data, {frames[0].filename}:{frames[0].lineno}", "mend what the named line does"

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from partc.runtime.callers_code import CallersBatches, callers_code
 from partc.runtime.data.batches import Batch, check_share, copied, inputs_of, join_shares
 from partc.runtime.data.not_finite import Index, element
 from partc.runtime.errors import BadData
@@ -39,14 +40,16 @@ class ShardedData:
     def shard(self, num_shards: int, shard_id: int) -> Iterator[Batch]:
         """Return one shard's batches."""
         if callable(self._data):
-            return iter(self._data(num_shards, shard_id))
-        return islice(iter(self._data), shard_id, None, num_shards)
+            with callers_code():
+                batches = self._data(num_shards, shard_id)
+            return CallersBatches(batches)
+        return islice(CallersBatches(self._data), shard_id, None, num_shards)
 
     def streams(self, num_shards: int) -> list[Iterator[Batch]]:
         """Return all shards' batches, copied, to be read in turn: shard 0, shard 1, ..., shard 0, ..."""
         if callable(self._data):
             return [map(_copied, self.shard(num_shards, shard_id)) for shard_id in range(num_shards)]
-        return [map(_copied, self._data)] * num_shards
+        return [map(_copied, CallersBatches(self._data))] * num_shards
 
     @property
     def is_read_once(self) -> bool:

@@ -15,6 +15,7 @@ from partc.runtime.asynchronous.collect import check_sessions_request, collect_s
 from partc.runtime.asynchronous.processes.launcher import launch_sessions
 from partc.runtime.asynchronous.processes.watch import Rules
 from partc.runtime.asynchronous.sessions.session import plan_of_data
+from partc.runtime.callers_code import CallersBatches, callers_function
 from partc.runtime.check_arguments import public
 from partc.runtime.checkpoints.manifest import refuse_others
 from partc.runtime.checkpoints.resume import DataAsked, StartPoint, begin_behind, data_asked, resume_from
@@ -135,6 +136,7 @@ class Runner:
         CopiesDiffer if `save` is asked and replicas are not equal in the end, and BadUsage while another
         process trains in the plan's folder or that of the checkpoints.
         """
+        on_progress = on_progress and callers_function(on_progress)
         check_request(steps, timeout_s, read_after, worker_restarts, save and keep_in is not None)
         check_trained(trained, steps, resume)
         check_plan_sizes(sizes or {}, self._folder.plan)
@@ -325,7 +327,7 @@ def _behind(data: str | Path | Batches, consumed: int) -> str | Path | Batches:
     """Return data without the batches that were used; of files and functions, daemons skip them."""
     if isinstance(data, BatchStream):
         return data.behind(consumed)
-    return data if isinstance(data, str | Path) else islice(data, consumed, None)
+    return data if isinstance(data, str | Path) else islice(CallersBatches(data), consumed, None)
 
 
 def _plan_of_data(plan: Plan, sizes: Mapping[str, int]) -> Plan:

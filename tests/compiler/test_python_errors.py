@@ -1,9 +1,11 @@
 """What Python callers meet: errors of one tree in three parts, and no traceback from below."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+import sysconfig
+from collections.abc import Callable, Mapping
 from math import inf, nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -213,13 +215,93 @@ def test_nothing_is_written_by_calls_that_are_refused(given: Given) -> None:
     assert not (given.folder / "new").exists()
 
 
-def test_what_a_callers_own_code_raises_is_its_own(given: Given) -> None:
-    def batches() -> Iterator[Mapping[str, Any]]:
-        yield {"x": X, "labels": LABELS}
-        raise KeyError("mine")
+# Code that is in no file, as what is typed, and in one of an installed package.
+TYPED = """
+from collections import UserDict
 
-    with pytest.raises(KeyError, match="mine"):
-        given.run(batches(), 3)
+def batches(batch):
+    yield batch
+    raise ValueError("mine")
+
+def ends_by_accident(batch):
+    yield batch
+    yield next(iter([]))
+
+def tell(*_):
+    raise ValueError("mine")
+
+class Lazy(UserDict):
+    def __getitem__(self, name):
+        raise LookupError("mine")
+"""
+INSTALLED = f"{sysconfig.get_paths()['purelib']}/somebodys/data.py"
+BATCH = {"x": X, "labels": LABELS}
+
+
+def typed(file: str = "<stdin>") -> SimpleNamespace:
+    names: dict[str, Any] = {}
+    exec(compile(TYPED, file, "exec"), names)
+    return SimpleNamespace(**names)
+
+
+@pytest.mark.parametrize("file", ["<string>", "<ipython-input-1>", INSTALLED])
+def test_what_a_callers_own_code_raises_is_its_own_wherever_it_lies(given: Given, file: str) -> None:
+    with pytest.raises(ValueError, match="mine"):
+        given.run(typed(file).batches(BATCH), 2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda g, own: g.run(own.batches(BATCH), 3),
+        lambda g, own: g.run(on_progress=own.tell),
+        lambda g, own: g.run(checkpoints=Checkpoints(str(g.folder / "saved")), on_progress=own.tell),
+        lambda g, own: api.verify(g.plan, steps=1, on_step=own.tell),
+        lambda g, own: api.search(
+            g.train, CLUSTER, partc.Options(search=partc.SearchOptions(proposals=1)), own.tell
+        ),
+        lambda g, own: g.build(tell=own.tell),
+        lambda g, own: api.parallel_run(g.train, own.tell, CLUSTER),
+        lambda g, own: g.start(data=api.shard(own.tell)),
+    ],
+    ids=["batches", "progress", "saved progress", "step", "search", "tell", "run", "shards"],
+)
+def test_what_a_callers_own_code_raises_is_its_own(
+    given: Given, call: Callable[[Given, Any], object]
+) -> None:
+    with pytest.raises(ValueError, match="mine"):
+        call(given, typed())
+
+
+@pytest.mark.parametrize(
+    ("batches", "kind", "said"),
+    [
+        (lambda: typed().ends_by_accident(BATCH), RuntimeError, "generator raised StopIteration"),
+        (lambda: map(dict, [3]), TypeError, "'int' object is not iterable"),
+        (lambda: map(np.load, ["nowhere.npy"]), FileNotFoundError, "nowhere.npy"),
+        (lambda: iter([typed().Lazy(BATCH)]), LookupError, "mine"),
+    ],
+    ids=["ends by accident", "of C", "no file", "lazy"],
+)
+def test_what_a_callers_iterator_raises_is_its_own(
+    given: Given, batches: Callable[[], object], kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        given.run(batches(), 2)
+
+
+def test_what_a_named_function_raises_comes_through_where_it_runs_in_this_process(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_batches.py").write_text(
+        f"import numpy as np\n{TYPED}\n"
+        "def read():\n"
+        "    return batches({'x': np.zeros((16, 6), np.float32), 'labels': np.zeros(16, np.int64)})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(ValueError, match="mine"):
+        api.verify(given.plan, steps=2, data="named_batches:read")
 
 
 def test_what_nobody_foresaw_is_of_the_tree_and_says_whose_mistake_it_is(

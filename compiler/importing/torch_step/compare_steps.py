@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.importing.torch_step.trace_step import LossFunction, TracedStep
 from partc.compiler.model_files.open_model import open_model
+from partc.runtime.callers_code import callers_code
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.variables import DrawnInput
 
@@ -111,7 +112,8 @@ def _step(
     with RecordedDraws() as recorded:
         value = loss(module, *traced.inputs)
     value.backward()
-    optimizer.step()
+    with callers_code():
+        optimizer.step()
     expected_step = _Expected(value, recorded.draws)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     gradients = {name: parameters[name].grad for name in traced.parameters}

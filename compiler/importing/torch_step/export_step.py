@@ -9,6 +9,7 @@ import onnx
 
 from partc.compiler.importing.bindings import Bindings, write_bindings
 from partc.compiler.model_files.write_model import write_model
+from partc.runtime.callers_code import callers_function
 from partc.runtime.check_arguments import public
 from partc.runtime.errors import BadUsage, UnsupportedModel
 
@@ -43,6 +44,7 @@ def export_step(
     from partc.compiler.importing.torch_step.trace_step import trace_step
 
     names = _input_names(loss, len(example_inputs))
+    loss = callers_function(loss)
     traced = trace_step(module, loss, optimizer, example_inputs)
     model = _export(traced, names)
     compare_steps(model, traced, names, module, loss, optimizer)

@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from partc.compiler.importing.torch_step.decompositions import WRITTEN_OUT
+from partc.runtime.callers_code import callers_code
 from partc.runtime.errors import UnsupportedModel
 
 LossFunction = Callable[..., torch.Tensor]
@@ -154,7 +155,8 @@ def _first_slots(
     before = {name: dict(trial_optimizer.state[values[name]]) for name in trained}
     for name in trained:
         values[name].grad = torch.zeros_like(values[name])
-    trial_optimizer.step()
+    with callers_code():
+        trial_optimizer.step()
     slots: Slots = {}
     for name in trained:
         after = trial_optimizer.state[values[name]]

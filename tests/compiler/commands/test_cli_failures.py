@@ -77,6 +77,31 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_what_was_there(folder: Pat
 # ---------------------------------------------------------------- losses
 
 
+@pytest.mark.parametrize(
+    "command", ["verify out --steps 4 --data", "compile train.onnx -c cluster.json -o new --sample-data"]
+)
+@pytest.mark.parametrize(
+    ("function", "said", "at"),
+    [("fails_later", "ValueError: mine", "later_batches.py:7"), ("of_c", "TypeError: 'int'", "--data")],
+)
+def test_a_function_that_fails_behind_its_first_batch_is_no_mistake_of_partc(
+    folder: Path, command: str, function: str, said: str, at: str
+) -> None:
+    Path("cluster.json").write_text(Path(PAIR).read_text())
+    Path("later_batches.py").write_text(
+        "import numpy as np\n"
+        "BATCH = {'x': np.zeros((8, 6), np.float32), 'labels': np.zeros(8, np.int64)}\n"
+        "def of_c():\n"
+        "    return map(dict, [BATCH, 3])\n"
+        "def fails_later():\n"
+        "    yield BATCH\n"
+        "    raise ValueError('mine')\n"
+    )
+
+    name = f"later_batches:{function}"
+    refused(*command.split(), name, what=f"{name} gives no more batches: {said}", at=at, fix="mend")
+
+
 @pytest.fixture
 def poisoned(folder: Path) -> Path:
     """Data whose third step has a NaN for the second replica."""
