@@ -5,6 +5,7 @@ Help is plain text that goes through a pipe.
 
 from typing import TYPE_CHECKING
 
+from typer import Abort
 from typer.core import TyperCommand, TyperGroup
 
 STEP = "The training step"
@@ -56,6 +57,13 @@ class GroupedGroup(TyperGroup):
             print(ctx.get_help())
             ctx.exit()
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: "Context") -> object:
+        """Run a command. Of Ctrl-C Typer would make an exit code, and who runs this could not tell of it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise Abort from interrupt
 
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write a section for each group of commands."""

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from safetensors.numpy import load_file
 
-from partc.compiler.commands.cli import COMMANDS, app_for, main
+from partc.compiler.commands.cli import COMMANDS, app_for
 from partc.compiler.verification.ranks import Ranks, launch_in_process
 from partc.compiler.verification.verify import verify
 from tests.checks.command_line import EXAMPLES, MLP, PAIR, done, hashes_of, make_mlp, partc, refused
@@ -241,13 +241,28 @@ def test_a_plan_learns_from_a_file_and_from_a_function(
         assert "verified: " in done("verify", out, "--steps", "2", "--data", data)
 
 
-def test_main_returns_the_code_of_an_interrupted_command(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [
+        ("model mlp -o never.onnx", "model.build_model"),
+        ("search OUT/train.onnx -c CLUSTER -o never.json", "search.search"),
+        ("verify OUT", "verify.verify"),
+        ("checkpoint ls OUT", "checkpoint.steps_in"),
+    ],
+)
+def test_an_interrupted_command_says_so_with_the_code_of_the_signal(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, where: str
+) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("partc.compiler.commands.model.build_model", interrupt)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"partc.compiler.commands.{where}", interrupt)
 
-    assert main(["model", "mlp", "-o", "never.onnx"]) == 130
+    words = command.replace("OUT", str(folder / "out")).replace("CLUSTER", PAIR).split()
+    answer = partc(*words)
+
+    assert (answer.code, answer.error.splitlines()[-1:]) == (130, ["partc: interrupted"])
 
 
 def test_what_the_list_of_commands_says_is_what_each_command_says() -> None:
