@@ -234,8 +234,7 @@ class Stepper:
             self._error = error
 
     def _end_at_once(self) -> None:
-        for _ in range(2):  # the second request is the one that waits for nobody
-            self._stop.note(signal.SIGTERM)
+        self._stop.hurry(signal.SIGTERM)
 
     def _send(self, rank: int, message: StepperMessage, arrays: Mapping[str, Array]) -> None:
         """Send to a rank. Raises the error of the rank that failed, where this one is gone."""

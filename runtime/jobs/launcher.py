@@ -233,12 +233,14 @@ class StopRequest:
         if not self.number:
             self.number = number
             roster.is_stopping = True
-            records.warning("%s: the ranks are asked to stop; once more ends them at once", name_of(number))
+            if not self.is_hurried:
+                text = "%s: the ranks are asked to stop; once more ends them at once"
+                records.warning(text, name_of(number))
         if late := set(roster.living()) - self._asked:  # keepers of a job that has just begun come one by one
             self._supervisor.order("stop", late)
             self._asked |= late
         stands_still = bool(roster.living()) and roster.still_s > _STOP_S
-        if self._signals.count > 1 or stands_still or not roster.beats():  # nobody has begun: nothing is lost
+        if self.is_hurried or stands_still or not roster.beats():  # nobody has begun: nothing is lost
             raise self.error()
         if not roster.living():
             self._supervisor.order("end", roster.ended())

@@ -40,6 +40,29 @@ def test_nobody_is_waited_for_where_no_rank_has_begun() -> None:
         asked(Ordered()).look()
 
 
+def test_an_end_that_is_the_launchers_own_is_at_once_and_names_no_signal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    supervisor, signals = Ordered(), StopSignals()
+    signals.hurry(signal.SIGTERM)
+    here(supervisor, "rank 0", step=7)
+
+    with pytest.raises(Stopped):
+        StopRequest(supervisor, signals).look()  # type: ignore[arg-type]
+
+    assert supervisor.orders == [("stop", ["rank 0"])]
+    assert caplog.text == ""
+
+
+def test_the_first_signal_is_told_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    supervisor = Ordered()
+    here(supervisor, "rank 0", step=7)
+
+    asked(supervisor).look()
+
+    assert "SIGTERM: the ranks are asked to stop; once more ends them at once" in caplog.text
+
+
 def test_who_comes_later_is_asked_too_and_nobody_twice() -> None:
     supervisor = Ordered()
     stop = asked(supervisor)
