@@ -5,7 +5,6 @@ result = partc.Runner(plan).train("synthetic", steps=100)
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -103,6 +102,8 @@ _MODULES = {"torch": "partc.compiler.importing.torch_step"}
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
+        from importlib.metadata import version  # a quarter of what `partc --help` takes to begin
+
         return version("partc")
     if name in _MODULES:
         return import_module(_MODULES[name])

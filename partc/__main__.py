@@ -1,8 +1,29 @@
-"""The command line: python -m partc."""
+"""The command line: `partc`, and python -m partc."""
 
+import os
+import signal
 import sys
+from types import FrameType
 
-from partc.compiler.commands.cli import main
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def main() -> int:
+    """Run a command and return its exit code. Ctrl-C ends it well while it is imported, too."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # what is ignored, as in the background, stays so
+        signal.signal(signal.SIGINT, _leave)
+    from partc.compiler.commands.cli import main as run_command
+
+    signal.signal(signal.SIGINT, before)
+    return run_command()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End at once. An exception, raised while a library is imported, may be taken for that one's failure."""
+    os.write(sys.stderr.fileno(), b"partc: interrupted\n")
+    os._exit(INTERRUPTED)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -265,6 +265,30 @@ def test_an_interrupted_command_says_so_with_the_code_of_the_signal(
     assert (answer.code, answer.error.splitlines()[-1:]) == (130, ["partc: interrupted"])
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+from partc.__main__ import main
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+interrupted, sys.argv[1:] = sys.argv[1], ["--version"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["partc.compiler.commands.cli", "typer", "partc.runtime.errors"])
+def test_an_interrupt_while_a_command_begins_shows_no_traceback(module: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, module]
+
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "partc: interrupted\n")
+
+
 def test_what_the_list_of_commands_says_is_what_each_command_says() -> None:
     for name, line in COMMANDS.items():
         app = app_for(name)
