@@ -168,8 +168,21 @@ def check_values_taken(
     )
 
 
+def unmasked(array: Any, at: str) -> Any:  # whatever is given as an array
+    """Return what is given. Raises BadData where elements of it are masked: a step would read them all."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise BadData(
+            f"{np.count_nonzero(array.mask)} of {array.size} elements are masked, and a step knows no masks",
+            at=at,
+            fix="fill them, as array.filled(0) does; of labels that are not to count, fill in what "
+            "`partc grad` was told with --ignore-index",
+        )
+    return array
+
+
 def check_input(plan: Plan, data_input: DataInput, array: Fed, place: str = "") -> None:
     """Check one input's total batch. Raises BadData."""
+    unmasked(array, f"{place}data input {data_input.name!r}")
     if not isinstance(array, np.ndarray | np.generic):
         raise BadData(
             f"the data is a {type(array).__name__}, the model reads {data_input.dtype}",
@@ -284,9 +297,14 @@ def inputs_of(plan: Plan, rank: Rank) -> tuple[DataInput, ...]:
 
 
 def copied(batch: Batch) -> dict[str, Array]:
-    """Return a batch in arrays of its own: an iterator may fill those that it gave before with the next."""
+    """Return a batch in arrays of its own: an iterator may fill those that it gave before with the next.
+
+    Raises BadData where one has a mask.
+    """
     return {
-        name: np.array(array) if isinstance(array, np.ndarray | np.generic) else array
+        name: np.array(unmasked(array, f"data input {name!r}"))
+        if isinstance(array, np.ndarray | np.generic)
+        else array
         for name, array in batch.items()
     }
 

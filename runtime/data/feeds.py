@@ -33,6 +33,7 @@ from partc.runtime.data.batches import (
     share_of,
     share_of_input,
     total_shape,
+    unmasked,
 )
 from partc.runtime.data.draws import integer_rows, normal_rows
 from partc.runtime.data.not_finite import Index
@@ -194,8 +195,12 @@ class FunctionSource:
                     at="--data",
                     fix="let it go on, or train fewer steps",
                 )
-            self._batch = {name: np.asarray(array) for name, array in batch.items()}
-            check_total_batch(self._plan, self._batch, f"{self._name}, step {self._step + 1}, ")
+            place = f"{self._name}, step {self._step + 1}, "
+            self._batch = {
+                name: np.asarray(unmasked(array, f"{place}data input {name!r}"))
+                for name, array in batch.items()
+            }
+            check_total_batch(self._plan, self._batch, place)
         return self._batch
 
     def share(self, rank: Rank, step: int) -> dict[str, Array]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from partc.runtime.callers_code import CallersBatches, callers_code
-from partc.runtime.data.batches import Batch, check_share, copied, inputs_of, join_shares
+from partc.runtime.data.batches import Batch, check_share, copied, inputs_of, join_shares, unmasked
 from partc.runtime.data.not_finite import Index, element
 from partc.runtime.errors import BadData
 from partc.runtime.plan.program import Plan, Rank
@@ -169,5 +169,8 @@ class _Shard:
                 )
                 fix = "let it go on, or train fewer steps" if batch is None else "yield dicts: input -> array"
                 raise BadData(f"the data {what}", at=self._at, fix=fix)
-            self._batch = {name: np.array(array) for name, array in batch.items()}
+            self._batch = {
+                name: np.array(unmasked(array, f"{self._at}, step {self._step + 1}, data input {name!r}"))
+                for name, array in batch.items()
+            }
         return self._batch

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from partc.runtime.data.batches import check_share, inputs_of
+from partc.runtime.data.batches import check_share, inputs_of, unmasked
 from partc.runtime.errors import BadData, some_of
 from partc.runtime.plan.program import Plan
 from partc.runtime.plan.variables import DataInput
@@ -51,7 +51,7 @@ def _list_of(plan: Plan, entry: DataInput, values: object) -> list[Array]:
             fix=f"give a list of {plan.replicas} arrays, one for each replica: numpy.split makes one",
         )
     try:
-        arrays = [np.asarray(value, order="C") for value in values]
+        arrays = [np.asarray(unmasked(value, at), order="C") for value in values]
     except ValueError as error:
         fix = f"give arrays, which numpy.asarray(data, '{entry.dtype}') makes"
         raise BadData(f"no array can be made of what is given: {error}", at=at, fix=fix) from error

@@ -26,6 +26,7 @@ import numpy as np
 from partc.runtime.check_arguments import settle_fields
 from partc.runtime.checkpoints.not_saved import Unsaved
 from partc.runtime.checkpoints.resume import StartPoint
+from partc.runtime.data.batches import unmasked
 from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.errors import BadUsage, naming_file
 from partc.runtime.execution.recorder import RankTimes, TracedSteps
@@ -178,9 +179,10 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def write_job(folder: Path, job: Job, initial: Mapping[str, Array] | None) -> None:
-    """Write a job and the first values that replace the plan's."""
+    """Write a job and the first values that replace the plan's. Raises BadData where one has a mask."""
     if initial is not None:
-        write_arrays(folder / INITIAL_FILE, dict(initial))
+        whole = {name: unmasked(array, f"initial values: {name}") for name, array in initial.items()}
+        write_arrays(folder / INITIAL_FILE, whole)
     write_record(folder / JOB_FILE, job)
 
 

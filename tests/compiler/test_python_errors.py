@@ -30,6 +30,7 @@ from tests.checks.command_line import EXAMPLES
 
 CLUSTER = str(EXAMPLES / "cluster-1x4.json")
 X, LABELS = np.zeros((16, 6), np.float32), np.zeros(16, np.int64)
+MASKED = {"x": np.ma.array(X, mask=np.arange(96).reshape(16, 6) == 7), "labels": LABELS}
 api: Any = partc  # what callers without a type checker see
 
 
@@ -56,6 +57,10 @@ class Given:
 
     def run(self, data: object = "synthetic", steps: object = 1, **fields: Any) -> object:
         return api.Runner(self.plan).train(data, steps, **fields)
+
+    def feed(self, feeds: object = None, **fields: Any) -> None:
+        with api.get_runner(self.train, CLUSTER, **fields) as runner:
+            runner.run("loss", feeds)
 
     def start(self, *config: Any, **fields: Any) -> object:
         return api.get_runner(self.train, CLUSTER, *config, **fields)
@@ -162,6 +167,18 @@ CASES: Mapping[str, Case] = {
     "arrays": (lambda g: g.run([X]), BadUsage, "ndarray is not", "data=...)[0]", "text to an array"),
     "generated": (lambda g: g.run(x for x in [X]), BadData, "a batch is a ndarray", "data", "input name -> array"),
     "lists": (lambda g: g.run(x for x in [{"x": [1], "labels": LABELS}]), BadData, "is a list", "'x'", "asarray"),
+    "masked": (lambda g: g.run([MASKED]), BadData, "1 of 96 elements are masked", "'x'", "array.filled"),
+    "masked, generated": (lambda g: g.run(iter([MASKED])), BadData, "1 of 96 elements", "'x'", "array.filled"),
+    "masked, verified": (lambda g: api.verify(g.plan, data=[MASKED], steps=1), BadData, "1 of 96", "'x'", "filled"),
+    "masked, fed": (
+        lambda g: g.feed({name: [array[:4]] * 4 for name, array in MASKED.items()}),
+        BadData, "1 of 24 elements", "feeds, data input 'x'", "array.filled",
+    ),
+    "masked, sharded": (
+        lambda g: g.feed(data=partc.shard([{name: array[:4] for name, array in MASKED.items()}] * 4)),
+        BadData, "1 of 24 elements", "'x'", "array.filled",
+    ),
+    "masked values": (lambda g: g.run(initial={"W": MASKED["x"]}), BadData, "1 of 96", "initial values: W", "filled"),
     "shape": (lambda g: g.run([{"x": X[:, :3], "labels": LABELS}]), BadData, "[16, 3]", "'x'", ""),
     "too few": (lambda g: g.run([{"x": X, "labels": LABELS}], 3), BadData, "1 batches", "data", "a batch per step"),
     "steps": (lambda g: g.run(steps="3"), BadUsage, "'3'", "steps=...", "a whole number"),

@@ -239,6 +239,41 @@ def test_an_empty_batch_of_a_function_is_refused(
         open_source(f"empty_batches:{function}", plan).share(plan.ranks[0], 0)
 
 
+MASKED = """
+import numpy as np
+
+def batch(value, samples):
+    x = np.ma.masked_equal(np.arange(3.0 * samples, dtype=np.float32).reshape(samples, 3), value)
+    return {'x': x, 'steps': np.zeros((7, samples), np.int64), 'lr': np.float32(1), 'negatives': np.arange(4)}
+
+def whole():
+    yield batch(2, 8)
+
+def shard(num_shards, shard_id):
+    yield batch(2, 4)
+
+def nothing_masked():
+    yield batch(-1, 8)
+"""
+
+
+def test_a_masked_array_of_a_function_is_refused_if_something_is_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "masked_batches.py").write_text(MASKED)
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = two_replicas()
+
+    for function in ("whole", "shard"):
+        with pytest.raises(BadData, match=r"1 of \d+ elements are masked") as refused:
+            open_source(f"masked_batches:{function}", plan).share(plan.ranks[0], 0)
+        assert refused.value.at.startswith(f"masked_batches:{function}, ")
+        assert refused.value.at.endswith("step 1, data input 'x'")
+        assert "array.filled(0)" in refused.value.fix
+    share = open_source("masked_batches:nothing_masked", plan).share(plan.ranks[0], 0)
+    np.testing.assert_array_equal(share["x"], np.arange(12.0).reshape(4, 3))
+
+
 def test_a_missing_input_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=np.zeros((8, 3), np.float32))
 
