@@ -8,11 +8,12 @@ A kernel whose process dies is not asked for again; another process goes on with
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import IO
 
 import msgspec
@@ -26,10 +27,12 @@ from partc.compiler.kernel_times.time_kernels import READY, Answer, KernelReques
 from partc.cost.simulation.measured_kernels import DeviceKind, MeasuredDevice
 from partc.runtime.engines.host_check import gpu_lacks
 from partc.runtime.errors import RankFailed
+from partc.runtime.jobs.job_folder import held_folder
 
 COMMAND = (sys.executable, "-P", "-m", "partc.compiler.kernel_times.time_kernels")
 START_S = 120.0  # a process that has not begun by then does not
 END_S = 5.0
+FOLDERS = "partc-kernels-"
 
 
 def source_here(device: DeviceKind) -> MeasuredDevice | None:
@@ -58,8 +61,8 @@ def measure_kernels(
 
     Raises RankFailed where no process can be started.
     """
-    with TemporaryDirectory(prefix="partc-functions.") as folder:
-        path = Path(folder) / "functions.onnx"
+    with held_folder(Path(tempfile.gettempdir()), FOLDERS) as folder:
+        path = folder / "functions.onnx"
         _write_functions(step, path)
         setting = Setting(device[0], 0, device[2], str(path))
         waiting = list(keys)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
@@ -52,7 +51,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What is measured on, and a model that holds the functions that kernels may call."""
+    """What is measured on, and a model that holds the functions that kernels may call.
+
+    Models of kernels are written beside that one: whoever measures removes them, for this process is killed.
+    """
 
     kind: str
     index: int
@@ -182,15 +184,14 @@ def main() -> None:
         setting.kind == "cpu",
     )
     print(READY, flush=True)
-    with TemporaryDirectory(prefix="partc-kernels.") as folder:
-        timer = Timer(library, setting.device, Path(folder))
-        for line in sys.stdin:
-            key = msgspec.json.decode(line, type=KernelRequest).key
-            try:
-                answer = Answer(key, timer.seconds(key))
-            except CannotRun as error:
-                answer = Answer(key, unmeasured=str(error))
-            print(msgspec.json.encode(answer).decode(), flush=True)
+    timer = Timer(library, setting.device, Path(setting.functions).parent)
+    for line in sys.stdin:
+        key = msgspec.json.decode(line, type=KernelRequest).key
+        try:
+            answer = Answer(key, timer.seconds(key))
+        except CannotRun as error:
+            answer = Answer(key, unmeasured=str(error))
+        print(msgspec.json.encode(answer).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from partc.runtime.engines.host_check import gpu_lacks
 from partc.runtime.engines.machines import Machines
 from partc.runtime.errors import PartcError
 from partc.runtime.execution.gpus import has_nccl
+from partc.runtime.jobs.job_folder import held_folder
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_BYTES = 64 * 2**20  # what a container has by itself: two ranks start, eight may not
@@ -140,8 +141,8 @@ def _gpus(name: str) -> Check:
 
 def _two_ranks(name: str) -> Check:
     engine = find_engine()
-    with tempfile.TemporaryDirectory(prefix="partc-doctor-") as folder:
-        command = start_command(engine, ["here", "here"], Machines(), ["-c", _TWO_RANKS], Path(folder))
+    with held_folder(Path(tempfile.gettempdir()), "partc-doctor-") as folder:
+        command = start_command(engine, ["here", "here"], Machines(), ["-c", _TWO_RANKS], folder)
         process = subprocess.run(
             command.words,
             stdin=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from pathlib import Path
 from partc.runtime.engines.allotted_nodes import on_allotted_nodes
 from partc.runtime.engines.engine import Engine, find_engine, rank_environment, start_command
 from partc.runtime.engines.machines import Machines
+from partc.runtime.jobs.job_folder import held_folder
 from partc.runtime.transports.locked_sockets import LOCAL
 
 NOTHING = ("-c", "pass")
@@ -31,8 +32,8 @@ def lost_hosts(hosts: Sequence[str], machines: Machines, patience_s: float = PAT
 
 
 def _starts(engine: Engine, host: str, machines: Machines, patience_s: float) -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        command = start_command(engine, [host], machines, NOTHING, Path(folder))
+    with held_folder(Path(tempfile.gettempdir()), "partc-hosts-") as folder:
+        command = start_command(engine, [host], machines, NOTHING, folder)
         process = subprocess.Popen(
             command.words,
             stdin=subprocess.DEVNULL,

@@ -1,8 +1,12 @@
 """Kernels are timed in a process of their own: what comes back, and what its end does."""
 
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -116,6 +120,28 @@ def test_a_kernel_that_takes_too_long_ends_with_the_budget() -> None:
 
     assert list(found) == ["a"]
     assert time.monotonic() - begun_s < 30
+
+
+KILLED = f"""
+import os, signal, time
+from partc.compiler.kernel_times.list_kernels import StepKernels
+from partc.compiler.kernel_times.measure_kernels import measure_kernels
+keys = [{RUNNABLE[1]!r}] * 2
+for answer in measure_kernels(keys, StepKernels((), {{}}, 17), {CPU!r}, time.monotonic() + 60):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_is_left_of_measurements_that_end_nor_of_killed_ones_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", KILLED], check=False).returncode == -signal.SIGKILL
+
+    assert answers(RUNNABLE[1:2])[RUNNABLE[1]].seconds is not None
+
+    assert list(tmp_path.glob("partc-*")) == []
 
 
 def test_a_process_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
