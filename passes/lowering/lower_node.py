@@ -233,7 +233,8 @@ def _local_sizes(
     if spelled is None and made in lowering.facts.fixed_shapes:
         spelled = np.array(sizes, np.int64)
         whole = constant(f"{whole.name}.of.{node.name}.whole", list(sizes), np.int64)
-    offset = len(sizes) - (len(spelled) if spelled is not None else len(sizes))
+    (entries,) = lowering.facts.shape(tensor.name) if spelled is None else spelled.shape
+    offset = len(sizes) - (entries or len(sizes))  # of a list whose length only the data tells, all
     name = f"{whole.name}.of.{node.name}.{decision.site}"
     if decision != lowering.graph.decisions[node.name]:
         name = f"{name}.{tag(layout)}"

@@ -140,7 +140,9 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
     inputs = (tuple(into), *(None for _ in node.inputs[1:]))
     linear = node.op != "Pad" or _pads_zeros(node, facts)
     terms: tuple[tuple[int, ...], ...] = ((0,),) if linear else ()
-    spells_shape = node.op == "Resize" and not _has_scales(node, facts) and "axes" not in node.attrs
+    spells_shape = (
+        node.op == "Resize" and not _has_scales(node, facts) and _names_last_axes(node, len(source))
+    )
     return ShardingRule(
         inputs,
         (tuple(out),),
@@ -184,13 +186,19 @@ def _resized_axes(node: gs.Node, facts: Facts, rank: int) -> set[int]:
     crops = node.attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     if crops or node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return set(range(rank))
-    if not _has_scales(node, facts):
-        return set()
-    scales = facts.value(node.inputs[2].name)
     axes = node.attrs.get("axes", range(rank))
+    if not _has_scales(node, facts):
+        return set() if _names_last_axes(node, rank) else {axis % rank for axis in axes}
+    scales = facts.value(node.inputs[2].name)
     if scales is None:
         return {axis % rank for axis in axes}
     return {axis % rank for axis, scale in zip(axes, scales, strict=True) if scale != 1}
+
+
+def _names_last_axes(node: gs.Node, rank: int) -> bool:
+    """Tell whether a Resize's numbers are those of the last axes, in order, as an Expand's are."""
+    axes = [axis % rank for axis in node.attrs.get("axes", range(rank))]
+    return axes == list(range(rank - len(axes), rank))
 
 
 def _has_scales(node: gs.Node, facts: Facts) -> bool:

@@ -5,6 +5,7 @@ Into parts that are equal, or of different sizes.
 
 from collections import Counter
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnx import numpy_helper
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Momentum
 from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import GraphOptions
 from partc.compiler.verification.verify import verify
 from partc.cost.cluster.cluster import ranks_of
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
@@ -23,6 +25,7 @@ from partc.models.catalogue import build_model
 from partc.passes.layouts.layouts import Partial, Split
 from partc.runtime.errors import BadStrategy, BadUsage
 from partc.runtime.plan.program import Start
+from tests.builders.graphs.foreign_steps import parse
 from tests.builders.graphs.random_images import ANY_HEIGHTS, HEIGHTS, random_image_step
 from tests.builders.plans.compiled_steps import Compiled, cluster_of, compile_step, random_batches, verified
 from tests.checks.oracle import Oracle
@@ -351,6 +354,61 @@ def test_terms_of_a_sum_take_their_own_neighbours_rows(tmp_path: Path) -> None:
     }
     assert any(isinstance(layout.along(1), Partial) for layout in operands)
     assert oracle.first_wrong(compiled, random_batches(compiled.plan, 1)[0], ROUNDED) is None
+
+
+# Each resizes images of 8 rows and 6 columns along axes that it names, and keeps one that is split.
+NAMED_AXES = {
+    "rows": ({"data": 1, "rows": 4}, {"out:2": "rows"}, "[2,3]", "[8,12]"),
+    "uneven_rows": ({"data": 1, "rows": 3}, {"out:2": "rows"}, "[2,3]", "[8,12]"),
+    "columns": ({"data": 1, "columns": 2}, {"out:3": "columns"}, "[3,2]", "[6,16]"),
+    "samples": ({"data": 2}, {"batch": "data"}, "[0,1,2,3]", "[4,4,9,12]"),
+    "channels": ({"data": 1, "tensor": 2}, {"out:1": "tensor"}, "[1,2,3]", "[4,9,12]"),
+    "any_order": ({"data": 1, "rows": 2}, {"out:2": "rows"}, "[-1,1,2]", "[12,4,8]"),
+}
+
+
+@pytest.mark.parametrize("named", NAMED_AXES)
+def test_a_resize_of_named_axes_keeps_one_that_is_split(named: str, tmp_path: Path) -> None:
+    mesh, split, axes, sizes = NAMED_AXES[named]
+    training = import_training_graph(
+        training_of(f"""<ir_version: 10, opset_import: ["": 21]>
+        named (float[4,3,8,6] x, float[4,3,3,3] a) => (float loss) {{
+            h2 = Conv <pads = [1,1,1,1]> (x, a)
+            sizes = Constant <value_ints = {sizes}> ()
+            resized = Resize <mode = "linear", axes = {axes}> (h2, , , sizes)
+            square = Mul (resized, resized)
+            loss = ReduceMean <keepdims = 0> (square)
+        }}""")
+    )
+    oracle = Oracle(training)
+
+    compiled = compile_step(
+        training, tmp_path / "out", f"1x{prod(mesh.values())}", by_file(SplitByFile(mesh, split)), "global"
+    )
+
+    assert oracle.first_wrong(compiled, random_batches(compiled.plan, 1)[0], ROUNDED) is None
+
+
+# Only the data tells what the images are resized to.
+RESIZED_AS_FED = """
+step (float[4,3,8,6] x, int64[2] sizes, float[4,3,3,3] a) => (float loss, float[4,3,3,3] a_next) {
+    h2 = Conv <pads = [1,1,1,1]> (x, a)
+    resized = Resize <mode = "linear", axes = [2,3]> (h2, , , sizes)
+    bounded = Tanh (resized)
+    loss = ReduceMean <keepdims = 0> (bounded)
+    a_next = Sub (a, loss)
+}"""
+
+
+def test_samples_are_split_where_the_data_tells_sizes_of_named_axes(tmp_path: Path) -> None:
+    options = GraphOptions(state={"a": "a_next"}, loss="loss")
+    training = import_training_graph(parse(RESIZED_AS_FED), options, needs_initial=False)
+    oracle = Oracle(training)
+
+    compiled = compile_step(training, tmp_path / "out", "1x2", "data=2", "global")
+
+    (batch,) = random_batches(compiled.plan, 1)
+    assert oracle.first_wrong(compiled, batch | {"sizes": np.array([9, 12])}, ROUNDED) is None
 
 
 def test_more_parts_than_columns_are_refused(tmp_path: Path) -> None:
