@@ -15,6 +15,7 @@ from partc.compiler.differentiation.forward.bring_forward import (
 from partc.compiler.differentiation.forward.expand_ops import is_expandable
 from partc.compiler.differentiation.forward.rebatch import BatchSize, check_batch_is_free, rebatch
 from partc.compiler.differentiation.forward.settle_padding import settle_padding
+from partc.compiler.differentiation.forward.settle_windows import settle_windows
 from partc.compiler.differentiation.forward.widen_mixed_types import widen_mixed_types
 from partc.compiler.differentiation.losses import Loss, add_loss
 from partc.compiler.differentiation.parameters import find_parameters as find
@@ -156,6 +157,7 @@ def _normalised(
     """Return the model in one form, of that batch size, its sample axes, and what inputs lead to."""
     model = normalise_forward(forward)
     reached = find.reached_by_inputs(forward.graph) | find.reached_by_inputs(model.graph)
+    settle_windows(model)
     check_shapes(model)
     sample_axes = _sample_axes(model.graph, facts, assume_first=batch_size is not None)
     if batch_size is not None:

@@ -19,6 +19,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 from onnx.inliner import inline_local_functions
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from partc.compiler.differentiation.forward.settle_windows import settle_windows
 from partc.compiler.importing.bindings import (
     Bindings,
     GradientTensors,
@@ -263,7 +264,7 @@ def _source_bytes(model: onnx.ModelProto, bindings: Bindings) -> bytes:
 
 
 def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Convert the standard ops to OPSET where they are older, and infer shapes."""
+    """Convert the standard ops to OPSET where they are older, count windows, and infer shapes."""
     version = _standard_version(model)
     if version < OPSET:
         with onnx_transforming(
@@ -276,6 +277,7 @@ def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
             model = convert_opset(model, version, OPSET)
     model = inline_products(model)
     model.ir_version = max(IR_VERSION, min(model.ir_version, IR_VERSION))
+    settle_windows(model)
     model = infer_shapes(model, strict_mode=True, data_prop=True)
     check_element_types(model)
     check_operand_shapes(model)

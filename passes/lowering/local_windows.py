@@ -135,13 +135,14 @@ def _uneven_parts(lowering: Lowering, rule: ShardingRule, decision: Decision) ->
 def _local_attributes(node: gs.Node, windows: Windows, parts: Collection[int]) -> dict[str, object]:
     """Return the attributes of an op whose operand has its padding along the split axes."""
     rank = len(windows.kernel)
-    pads = windows.forward()["pads"]
+    is_rounded = node.op in ("MaxPool", "LpPool") and windows.rounds_up
+    pads = windows.pool_pads if is_rounded else windows.forward()["pads"]
     is_declared = node.attrs.get("auto_pad", "NOTSET") == "NOTSET" and not node.attrs.get("ceil_mode", 0)
     if node.op == "AveragePool" and is_declared:
         pads = tuple(node.attrs.get("pads", (0,) * (2 * rank)))  # what counts is what was declared
     local = [0 if number % rank in parts else pad for number, pad in enumerate(pads)]
     attributes = {name: value for name, value in node.attrs.items() if name not in ("auto_pad", "ceil_mode")}
-    return {**attributes, "pads": local}
+    return {**attributes, "pads": local, **({"ceil_mode": 1} if is_rounded else {})}
 
 
 def _local_transposed(

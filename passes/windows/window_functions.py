@@ -148,7 +148,7 @@ def max_pool_gradient(windows: Windows, dtype: np.dtype, opset: int) -> onnx.Fun
     MaxPool's Indices count through all images. Numbers of 16 bits are added up in float32.
     """
     b = FunctionBuilder(("x", "dy", "dx"))
-    winners = b.op("Reshape", b.call("MaxPool", ("x",), 2, **windows.forward())[1], b.ints(-1))
+    winners = b.op("Reshape", b.call("MaxPool", ("x",), 2, **windows.pooling())[1], b.ints(-1))
     gradients = b.op("Reshape", "dy", b.ints(-1))
     wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
     if wide != dtype:

@@ -68,6 +68,21 @@ class Windows:
             "pads": (*self.before, *(max(0, a) for a in self.after)),
         }
 
+    @property
+    def rounds_up(self) -> bool:
+        """Tell whether a pooling's windows reach so far that only ceil_mode can say it."""
+        return any(after >= size for after, size in zip(self.after, self.kernel, strict=True))
+
+    @property
+    def pool_pads(self) -> AxisSizes:
+        """Return the padding of the pooling: less than a kernel, to which ceil_mode adds the rest."""
+        after = (min(max(0, after), size - 1) for after, size in zip(self.after, self.kernel, strict=True))
+        return *self.before, *after
+
+    def pooling(self) -> dict[str, AxisSizes | int]:
+        """Return the attributes of the pooling, as those of a convolution where ceil_mode is not needed."""
+        return {**self.forward(), **({"pads": self.pool_pads, "ceil_mode": 1} if self.rounds_up else {})}
+
     def spelling(self) -> str:
         """Name the windows; different ones have different names."""
         text = "x".join(map(str, self.kernel))

@@ -19,6 +19,8 @@ F = torch.nn.functional
 Function = Callable[..., object]  # of the parameters, in the order of the graph's inputs
 POOL = "kernel_shape = [3,3], strides = [2,2], pads = [1,1,1,1]"
 
+EVEN_POOL = "kernel_shape = [2,2], strides = [2,2], pads = [1,1,1,1], ceil_mode = 1"  # 3 windows of 5 entries
+
 
 def recurrent(kind: str, order: tuple[int, ...], bidirectional: bool) -> Function:
     """Make the layer of PyTorch whose gates lie in another order."""
@@ -62,6 +64,14 @@ CASES: dict[str, tuple[str, Function]] = {
     "MaxPool_3d": (
         "f[1,2,6,5,4] a | y = MaxPool <kernel_shape = [2,2,2], strides = [2,1,2], ceil_mode = 1> (a)",
         lambda a: F.max_pool3d(a, 2, (2, 1, 2), ceil_mode=True),
+    ),
+    "MaxPool_left_out": (
+        f"f[2,3,5,5] a | y = MaxPool <{EVEN_POOL}> (a)",
+        lambda a: F.max_pool2d(a, 2, 2, 1, ceil_mode=True),
+    ),
+    "AveragePool_left_out": (
+        f"f[2,3,5,5] a | y = AveragePool <{EVEN_POOL}, count_include_pad = 1> (a)",
+        lambda a: F.avg_pool2d(a, 2, 2, 1, ceil_mode=True),
     ),
     "AveragePool_counting": (
         f"f[2,3,6,6] a | y = AveragePool <{POOL}, count_include_pad = 1, ceil_mode = 1> (a)",
