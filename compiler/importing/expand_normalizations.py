@@ -20,7 +20,7 @@ from partc.compiler.differentiation.forward_node import ForwardNode
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.rules.normalization import expand_training_batch_normalization
 from partc.compiler.differentiation.tensor_types import Types, infer_types
-from partc.compiler.model_files.model_file import subgraphs_of
+from partc.compiler.model_files.model_file import nodes_of, subgraphs_of
 from partc.runtime.errors import UnsupportedModel
 
 FIRST_STATISTIC = 3  # of the inputs: the running mean, and behind it the variance
@@ -34,7 +34,7 @@ def expand_normalizations(
     `upgrade` brings a model to `opset`, and raises what it raises. Raises UnsupportedModel for such a node in
     the body of an If, Loop or Scan.
     """
-    if any(_trains(node) for function in model.functions for node in _nodes_of(function)):
+    if any(_trains(node) for function in model.functions for node in nodes_of(function)):
         model = inline_local_functions(model)
     if not _overwriting(model.graph):
         return model
@@ -59,7 +59,7 @@ def _overwriting(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
     Raises UnsupportedModel for one in a body, where nothing is written out.
     """
-    if not any(_trains(node) for node in _nodes_of(graph)):
+    if not any(_trains(node) for node in nodes_of(graph)):
         return []
     readers = Counter(_read_names(graph))
     inputs = {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
@@ -88,13 +88,6 @@ def _check_body(
     for node in body.node:
         for inner in subgraphs_of(node):
             _check_body(node, inner, once | own, readers)
-
-
-def _nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for body in subgraphs_of(node):
-            yield from _nodes_of(body)
 
 
 def _read_names(graph: onnx.GraphProto) -> Iterator[str]:

@@ -29,6 +29,7 @@ from partc.compiler.importing.bindings import (
 )
 from partc.compiler.importing.constant_tensors import make_repeated_constants
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
+from partc.compiler.importing.drop_unread_outputs import drop_unread_outputs
 from partc.compiler.importing.expand_normalizations import expand_normalizations
 from partc.compiler.importing.import_initials import read_initial_values
 from partc.compiler.importing.import_variables import (
@@ -126,6 +127,7 @@ def read_training_graph(
         initials = dict.fromkeys(bindings.state, Constant(0.0)) | initials
     _drop_initials(model, bindings)
     name_nodes(model.graph)
+    drop_unread_outputs(model)
     if has_own:
         model, bindings = _lower_own_ops(model, bindings)
     model, bindings = _lower_training_ops(model, bindings)

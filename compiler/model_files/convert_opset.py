@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import helper
 
+from partc.compiler.model_files.model_file import nodes_of
 from partc.runtime.errors import UnsupportedModel
 
 MODE_OPSET = 14  # the first whose BatchNormalization has a training_mode
@@ -36,25 +37,14 @@ def convert_opset(model: onnx.ModelProto, version: int, target: int) -> onnx.Mod
         del node.output[FIRST_SAVED:]
     converted = onnx.version_converter.convert_version(trimmed, target)
     results = {node.output[0] for node in training}
-    for node in _nodes_of(converted.graph):
+    for node in nodes_of(converted.graph):
         if node.op_type == "BatchNormalization" and node.output[0] in results:
             node.attribute.append(helper.make_attribute("training_mode", 1))
     return converted
 
 
 def _training_normalizations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    return [
-        node for node in _nodes_of(graph) if node.op_type == "BatchNormalization" and any(node.output[1:])
-    ]
-
-
-def _nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and its subgraphs."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes_of(attribute.g)
+    return [node for node in nodes_of(graph) if node.op_type == "BatchNormalization" and any(node.output[1:])]
 
 
 def _read_names(graph: onnx.GraphProto) -> Iterator[str]:

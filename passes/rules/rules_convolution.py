@@ -251,8 +251,8 @@ def pool(linear: bool) -> Rule:
 
 
 def _tells_places(node: gs.Node) -> bool:
-    """Tell whether a MaxPool's Indices are read, which count through the whole batch."""
-    return len(node.outputs) > 1 and bool(node.outputs[1].name) and bool(node.outputs[1].outputs)
+    """Tell whether a MaxPool makes Indices, which count through the whole batch; unread ones are dropped."""
+    return len(node.outputs) > 1 and bool(node.outputs[1].name)
 
 
 def global_pool(reduction: Combine | None) -> Rule:

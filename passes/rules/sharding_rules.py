@@ -175,7 +175,6 @@ def _find_facts(node: gs.Node, facts: Facts) -> NodeFacts:
         attrs,
         tuple([facts.of(tensor.name) for tensor in node.inputs]),
         tuple([facts.of(tensor.name) for tensor in node.outputs]),
-        tuple([bool(tensor.outputs) for tensor in node.outputs[1:]]),
     )
 
 
@@ -187,12 +186,8 @@ def _node_facts(
     attrs: tuple[tuple[str, Any], ...],
     inputs: tuple[TensorFacts, ...],
     outputs: tuple[TensorFacts, ...],
-    are_read: tuple[bool, ...],
 ) -> NodeFacts:
-    """Return the one object. Its rule is that of a node which differs from all of them by names alone.
-
-    `are_read`: of the outputs behind the first, which an op may leave out.
-    """
+    """Return the one object. Its rule is that of a node which differs from all of them by names alone."""
     plain = {name: _plain(value) for name, value in attrs}
     known = NodeFacts(op, tuple(plain.items()), inputs, outputs, frozenset(), None)
     if rule is None:
@@ -205,9 +200,6 @@ def _node_facts(
         [gs.Variable(f"{side}{index}" if tensor.is_named else "") for index, tensor in enumerate(tensors)]
         for side, tensors in (("input", inputs), ("output", outputs))
     )
-    for tensor, is_read in zip(node_outputs[1:], are_read, strict=True):
-        if is_read:
-            gs.Node("Identity", "reader", inputs=[tensor])
     node = gs.Node(op, "node", plain, operands, node_outputs, domain)
     return replace(known, rule=rule(node, Facts.alone(sources | results)))
 

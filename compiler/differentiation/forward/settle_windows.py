@@ -6,13 +6,13 @@
 PyTorch, ONNX Runtime and opset 22 leave such a window out, the shape inference of older opsets counts it: 4.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx
 from onnx import helper
 
 from partc.compiler.differentiation.tensor_types import Shape, type_of, without_large_values
-from partc.compiler.model_files.model_file import subgraphs_of
+from partc.compiler.model_files.model_file import nodes_of, subgraphs_of
 from partc.passes.graph.infer_shapes import infer_shapes
 from partc.passes.windows.windows import AxisSizes, Windows, lay_windows
 from partc.runtime.errors import UnsupportedModel
@@ -23,20 +23,13 @@ POOLINGS = ("AveragePool", "LpPool", "MaxPool")
 
 def settle_windows(model: onnx.ModelProto) -> None:
     """Rewrite, in place, poolings of known sizes. Raises BadModel, UnsupportedModel."""
-    if not any(map(_rounds_up, _nodes_of(model.graph))):
+    if not any(map(_rounds_up, nodes_of(model.graph))):
         return
     counting = without_large_values(model)
     for opset in counting.opset_import:
         if opset.domain in ("", "ai.onnx"):
             opset.version = max(opset.version, COUNTING_OPSET)
     _settle_graph(model.graph, infer_shapes(counting, data_prop=True).graph, {})
-
-
-def _nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for body in subgraphs_of(node):
-            yield from _nodes_of(body)
 
 
 def _rounds_up(node: onnx.NodeProto) -> bool:
