@@ -26,6 +26,11 @@ def broadcast_dims(shape: Shape, output: Shape, prefix: str = "d") -> Dims:
     )
 
 
+def is_rounded(node: gs.Node, facts: Facts) -> bool:
+    """Tell whether a node rounds what it makes to integers: those of parts do not add up to the whole's."""
+    return facts.dtypes[node.outputs[0].name].kind in "iu"
+
+
 def perhaps_broadcast(shape: Shape, output: Shape, prefix: str = "d") -> frozenset[str]:
     """Return the factors along which only the data tells whether an operand is broadcast.
 
@@ -63,16 +68,17 @@ def elementwise(
             for index, tensor in enumerate(node.inputs)
         )
         indices = tuple(range(operands)) if linear is None else tuple(linear)
+        kind = "none" if divides and is_rounded(node, facts) else terms
         per_term = {"none": (), "each": tuple((i,) for i in indices), "product": (tuple(range(operands)),)}
         outputs = tuple(out_dims for _ in node.outputs)
-        allowed = frozenset() if terms == "none" else frozenset(indices)
+        allowed = frozenset() if kind == "none" else frozenset(indices)
         shapes = [facts.shape(tensor.name) for tensor in node.inputs[:operands] if tensor.name]
         whole = frozenset[str]().union(*(perhaps_broadcast(shape, output) for shape in shapes))
         return ShardingRule(
             inputs,
             outputs,
             sizes,
-            per_term[terms],
+            per_term[kind],
             allowed,
             whole=whole,
             moves=moves,
@@ -93,11 +99,12 @@ def cast(node: gs.Node, facts: Facts) -> ShardingRule:
 
 
 def reduce(how: Combine | None, linear: bool = True) -> Rule:
-    """Make the rule of a reduction; `how` None where its parts do not combine."""
-    is_linear = linear and how in ("sum", "mean")
+    """Make the rule of a reduction; `how` None where its parts do not combine: nor do means of integers."""
 
     def rule(node: gs.Node, facts: Facts) -> ShardingRule | None:
         shape = facts.shape(node.inputs[0].name)
+        combine = None if how == "mean" and is_rounded(node, facts) else how
+        is_linear = linear and combine in ("sum", "mean")
         axes = reduced_axes(node, facts, len(shape))
         if axes is None:
             return None
@@ -116,8 +123,8 @@ def reduce(how: Combine | None, linear: bool = True) -> Rule:
             sizes,
             ((0,),) if is_linear else (),
             frozenset({0}) if is_linear else frozenset(),
-            combine=dict.fromkeys(reduced, how) if how else {},
-            whole=frozenset() if how else frozenset(reduced),
+            combine=dict.fromkeys(reduced, combine) if combine else {},
+            whole=frozenset() if combine else frozenset(reduced),
         )
 
     return rule

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from partc.passes.graph.facts import UNKNOWN, Facts, Shape
-from partc.passes.rules.rules_elementwise import Rule, named
+from partc.passes.rules.rules_elementwise import Rule, is_rounded, named
 from partc.passes.rules.rules_parts import aligned_cuts, bounds_of
 from partc.passes.rules.sharding_rule import LINEAR_IN_FIRST, Axis, Dims, ShardingRule
 
@@ -138,7 +138,7 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
         else:
             out.append(dims[axis])
     inputs = (tuple(into), *(None for _ in node.inputs[1:]))
-    linear = node.op != "Pad" or _pads_zeros(node, facts)
+    linear = _pads_zeros(node, facts) if node.op == "Pad" else not _rounds(node, facts)
     terms: tuple[tuple[int, ...], ...] = ((0,),) if linear else ()
     spells_shape = (
         node.op == "Resize" and not _has_scales(node, facts) and _names_last_axes(node, len(source))
@@ -153,6 +153,11 @@ def window(node: gs.Node, facts: Facts) -> ShardingRule:
         shape_inputs={3: 0} if spells_shape else {},
         bounds=bounds_of(node, facts, cuts),
     )
+
+
+def _rounds(node: gs.Node, facts: Facts) -> bool:
+    """Tell whether a Resize makes integers of what lies between integers."""
+    return node.op == "Resize" and node.attrs.get("mode", "nearest") != "nearest" and is_rounded(node, facts)
 
 
 def _pads_zeros(node: gs.Node, facts: Facts) -> bool:
