@@ -20,6 +20,7 @@ from onnx.inliner import inline_local_functions
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from partc.compiler.differentiation.forward.settle_windows import settle_windows
+from partc.compiler.differentiation.forward.unpack_sequences import UNPACKED, unpack_sequences
 from partc.compiler.importing.bindings import (
     Bindings,
     GradientTensors,
@@ -72,7 +73,7 @@ from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.roles.find_input_ranges import find_input_ranges
 from partc.passes.roles.find_sample_axes import find_drawn_splits, find_sample_axes
 from partc.passes.roles.find_taken_values import find_taken_values
-from partc.runtime.errors import BadModel
+from partc.runtime.errors import BadModel, UnsupportedModel
 from partc.runtime.plan.plan_folder import outside
 from partc.runtime.plan.variables import Constant, DrawnInput
 
@@ -279,11 +280,25 @@ def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
             model = convert_opset(model, version, OPSET)
     model = inline_products(model)
     model.ir_version = max(IR_VERSION, min(model.ir_version, IR_VERSION))
+    unpack_sequences(model)
+    _check_sequences(model.graph)
     settle_windows(model)
     model = infer_shapes(model, strict_mode=True, data_prop=True)
     check_element_types(model)
     check_operand_shapes(model)
     return model
+
+
+def _check_sequences(graph: onnx.GraphProto) -> None:
+    """Raise UnsupportedModel where a sequence is left that could not be written as tensors."""
+    for node in graph.node:
+        if node.op_type in UNPACKED and node.domain in ("", "ai.onnx"):
+            raise UnsupportedModel(
+                "sequences and optionals are compiled where their lengths and positions are constants: "
+                f"those of {node.op_type} are not",
+                at=f"node {node.name or node.output[0]!r} ({node.op_type})",
+                fix="write it with Split, Gather and Concat, or export it with fixed sizes",
+            )
 
 
 # ---------------------------------------------------------------- the graph

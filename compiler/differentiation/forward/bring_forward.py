@@ -18,7 +18,7 @@ from partc.compiler.differentiation.forward.expand_ops import (
     inline_functions,
     rename_reads,
 )
-from partc.compiler.differentiation.forward.unpack_sequences import UNPACKED, unpack_sequences
+from partc.compiler.differentiation.forward.unpack_sequences import unpack_sequences
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.parameters.find_parameters import data_inputs
 from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
@@ -111,7 +111,7 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         )
     if version >= UNROLLABLE:
         unroll_control_flow(model, version)
-        _unpack_sequences(model)
+        unpack_sequences(model)
     if version == OPSET:
         return model
     if version > OPSET:
@@ -127,15 +127,8 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         converted = convert_opset(model, version, OPSET)
     if version < UNROLLABLE:
         unroll_control_flow(converted, OPSET)
-        _unpack_sequences(converted)
+        unpack_sequences(converted)
     return converted
-
-
-def _unpack_sequences(model: onnx.ModelProto) -> None:
-    """Write sequences as tensors; their positions may be computed."""
-    if any(node.op_type in UNPACKED for node in model.graph.node):
-        fold_sizes(model, shapes=False)
-        unpack_sequences(model)
 
 
 def _lower_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:

@@ -15,6 +15,7 @@ import onnx
 from onnx import helper
 
 from partc.compiler.differentiation.forward.expand_ops import names_in
+from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
 from partc.compiler.differentiation.tensor_types import Types, infer_types, small_constants
 from partc.passes.graph.operation_builder import FunctionBuilder
 from partc.runtime.errors import BadModel
@@ -39,10 +40,11 @@ UNPACKED = frozenset(
 
 
 def unpack_sequences(model: onnx.ModelProto) -> None:
-    """Replace the ops in place."""
+    """Replace the ops in place; positions may be computed of constants."""
     graph = model.graph
     if not any(node.op_type in UNPACKED for node in graph.node):
         return
+    fold_sizes(model, shapes=False)
     unpacking = _Unpacking(FunctionBuilder(names_in(graph)), infer_types(model), small_constants(graph))
     for node in graph.node:
         if not unpacking.take(node):

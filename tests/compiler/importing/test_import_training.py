@@ -368,3 +368,32 @@ def test_an_input_has_the_type_that_it_declares_whatever_value_info_says(name: s
     plain = import_training_graph(with_zeros(parse(SGD), "W"), GraphOptions(state=STATE))
     facts, expected = infer_facts(training, {}), infer_facts(plain, {})
     assert (facts.shapes, facts.dtypes) == (expected.shapes, expected.dtypes)
+
+
+SEQUENCE = """
+step (float[8,3,4] x, int64 at, float[4] W) => (float loss, float[4] W_next) {
+    pieces = SplitToSequence <axis = AXIS> (x)
+    first = Constant <value_int = 0> ()
+    piece = SequenceAt (pieces, PLACE)
+    h = Mul (piece, W)
+    loss = ReduceSum <keepdims = 0> (h)
+    W_next = Sub (W, loss)
+}
+"""
+
+
+def test_pieces_of_a_sequence_are_tensors() -> None:
+    step = with_zeros(parse(SEQUENCE.replace("AXIS", "1").replace("PLACE", "first")), "W")
+
+    training = import_training_graph(step, GraphOptions(state=STATE))
+
+    assert [node.op for node in training.graph.nodes][:2] == ["Split", "Mul"]
+    assert infer_facts(training, {}).shape("h") == (8, 1, 4)
+
+
+def test_a_piece_whose_place_is_data_is_refused() -> None:
+    step = with_zeros(parse(SEQUENCE.replace("AXIS", "1").replace("PLACE", "at")), "W")
+
+    with pytest.raises(UnsupportedModel, match="their lengths and positions are constants") as refused:
+        import_training_graph(step, GraphOptions(state=STATE))
+    assert "SequenceAt" in refused.value.at
