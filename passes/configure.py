@@ -9,6 +9,7 @@ devices of their own too: layouts/strategy_meshes.py.
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import onnx_graphsurgeon as gs
 
@@ -82,10 +83,33 @@ def _wishes_and_samples(
         split = _named_split(config, strategy, mesh, at)
         for dimension, along in split.items():
             _check_parts(strategy, mesh, "" if config.devices else along, name, f"{at}: split: {dimension}")
-        wishes[name] = wishes_of(analysis, node, split, mesh, at)
+        try:
+            wishes[name] = wishes_of(analysis, node, split, mesh, at)
+        except BadStrategy as refused:
+            if not name.startswith(f"{config.op}/"):
+                raise
+            raise _inner_refusal(analysis, config, split, mesh, refused) from refused
         if BATCH in split and mesh.size(REPLICAS) > 1:
             samples[name] = f"{at}: split: {BATCH}"
     return wishes, samples
+
+
+def _inner_refusal(
+    analysis: Analysis, config: OpConfig, split: Mapping[str, int | str], mesh: Mesh, refused: BadStrategy
+) -> BadStrategy:
+    """Say of an operator that is written as others which of these can be split so."""
+    takers = []
+    for node in forward_nodes(analysis.training, analysis.main):
+        if node.name.startswith(f"{config.op}/"):
+            with suppress(BadStrategy):
+                wishes_of(analysis, node, split, mesh, refused.at)
+                takers.append(node.name)
+    lists = f"`partc inspect --groups` lists what `{config.op}/*` are, and what each may split"
+    return BadStrategy(
+        f"{config.op!r} is written as other operators, not all of which can be split so: {refused.what}",
+        at=refused.at,
+        fix=f"name those that can, of {some_of(takers)}; {lists}" if takers else lists,
+    )
 
 
 def _named_split(config: OpConfig, strategy: Strategy, mesh: Mesh, at: str) -> dict[str, int | str]:

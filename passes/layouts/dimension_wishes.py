@@ -54,8 +54,9 @@ def wishes_of(
                 along = [mesh.size(a) for a, other in wishes.items() if other == wish]
                 if len(along) > 1 and _can_cut_along_one_axis(known, wish, prod(along)):
                     raise _refusal_along_several(node, dimension, along, where)
-                entries = _entries(node, analysis.facts, wish)
-                raise _refusal(node, dimension, prod(along), entries, has_open_parts(known, together), where)
+                count = prod(along)
+                shortage = _shortage(node, analysis.facts, wish, count)
+                raise _refusal(node, dimension, count, shortage, has_open_parts(known, together), where)
     return wishes
 
 
@@ -75,22 +76,27 @@ def _refusal_along_several(node: gs.Node, dimension: str, along: list[int], at: 
     )
 
 
-def _entries(node: gs.Node, facts: Facts, wish: Wish) -> int | None:
-    """Return how many entries a dimension has; None where the data tells."""
+def _shortage(node: gs.Node, facts: Facts, wish: Wish, count: int) -> str:
+    """Tell that a dimension has fewer entries than parts, or is no such blocks; "" where neither is known."""
     if wish.split is None:
-        return None
+        return ""
     tensor = node.outputs[0] if wish.operand is None else node.inputs[wish.operand]
-    size = facts.fixed_size(tensor.name, wish.split.axis)
-    return None if size is None else size // wish.split.outer
+    size, outer = facts.fixed_size(tensor.name, wish.split.axis), wish.split.outer
+    if size is None:
+        return ""
+    if size % outer:
+        return f": {tensor.name!r} has {size} entries there, which {outer} blocks do not divide"
+    if size // outer >= count:
+        return ""
+    return f": it has {size // outer} entries" + (
+        f", a part of {size} in {outer} blocks" if outer > 1 else ""
+    )
 
 
-def _refusal(
-    node: gs.Node, dimension: str, count: int, entries: int | None, is_open: bool, at: str
-) -> BadStrategy:
+def _refusal(node: gs.Node, dimension: str, count: int, shortage: str, is_open: bool, at: str) -> BadStrategy:
     if not is_open:
-        too_few = "" if entries is None or entries >= count else f": it has {entries} entries"
         return BadStrategy(
-            f"{node.op} {node.name!r} cannot split {dimension} into {count} parts{too_few}",
+            f"{node.op} {node.name!r} cannot split {dimension} into {count} parts{shortage}",
             at=at,
             fix="`partc inspect --groups` lists what each op may split",
         )

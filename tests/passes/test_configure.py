@@ -2,12 +2,19 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import numpy_helper
 
+from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.updates.optimizers import SGD
+from partc.compiler.importing.import_training import import_training_graph
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, AxisSplit, OpConfig, Strategy, Synchronisation
 from partc.passes.layouts.layouts import Split
 from partc.runtime.errors import BadStrategy
+from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import Compiled, compile_step, import_text
+from tests.checks.training_steps import EVERYTHING
 
 STEP = """
 step (double[8,4] x, double[4,6] W, double[6] b) => (double loss, double[4,6] W_next, double[6] b_next)
@@ -157,3 +164,40 @@ def test_a_pattern_splits_the_way_forward_and_gradients_follow(tmp_path: Path) -
     split = compiled(tmp_path, OF_TIMES, ops=(OpConfig("MatMul*", {"out:2": "tensor"}),))
 
     assert split.compilation.lowered.native["y"].splits() == [(1, Split(2))]
+
+
+WRITTEN_AS_OTHERS = """
+step (double[8,3,6] x) => (double loss) {
+    v = MatMul (x, W)
+    y = RMSNormalization (v, scale)
+    s = Mul (y, y)
+    loss = ReduceMean <keepdims = 0> (s)
+}
+"""
+
+
+def test_a_split_of_an_operator_that_is_written_as_others_names_those_that_take_it(tmp_path: Path) -> None:
+    model = parse(WRITTEN_AS_OTHERS, opset=23)
+    for name, shape in (("W", (6, 6)), ("scale", (6,))):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape), name))
+    model.graph.node[1].name = "norm"
+    step = build_training_graph(model, loss="loss", optimizer=SGD(0.1), parameters=EVERYTHING)
+    ops = (OpConfig("norm", {"out:1": "tensor"}),)
+    strategy = Strategy(MESH_STRATEGY_FORMAT, "global", {}, mesh={"data": 1, "tensor": 3}, ops=ops)
+
+    with pytest.raises(
+        BadStrategy, match="'norm' is written as other operators, not all of which"
+    ) as refused:
+        compile_step(import_training_graph(step), tmp_path / "out", "1x3", strategy, "global")
+
+    assert refused.value.at == "ops[0]: split: out:1"
+    assert "name those that can, of 'norm/" in refused.value.fix
+
+
+def test_blocks_that_do_not_divide_an_axis_are_refused_with_its_size(tmp_path: Path) -> None:
+    ops = (OpConfig("*MatMul*", {"in:1:1/4": "tensor"}),)
+
+    with pytest.raises(
+        BadStrategy, match="cannot split in:1:1/4 into 2 parts: 'W' has 6 entries there, which"
+    ):
+        compiled(tmp_path, ops=ops)
