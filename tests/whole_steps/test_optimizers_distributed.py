@@ -109,6 +109,47 @@ def check(model: str, update: str, strategy: str, batch: str, folder: Path) -> N
     assert moved >= set(plan.compilation.strategy.parameters)
 
 
+ADVERSARIES = """
+adversaries (double[8,3] x) => (double loss)
+<double[3,2] G = {0.1, -0.2, 0.3, 0.4, -0.5, 0.6}, double[2,1] D = {0.7, -0.8}> {
+    made = MatMul (x, G)
+    score = MatMul (made, D)
+    squares = Mul (score, score)
+    loss = ReduceMean <keepdims = 0> (squares)
+}
+"""
+
+
+def test_two_plans_train_by_turns_what_the_other_one_holds_still(tmp_path: Path) -> None:
+    plans = {}
+    for trained, held in ("GD", "DG"):
+        model = build_training_graph(
+            parse(ADVERSARIES),
+            loss="loss",
+            optimizer=SGD(0.1, weight_decay=0.01),
+            update=UpdateOptions(groups=(ParameterGroup((held,), lr=0.0),)),
+            parameters=EVERYTHING,
+        )
+        training = import_training_graph(model)
+        plans[trained] = compile_step(training, tmp_path / trained, "2x2", "allreduce", "global")
+    batches = random_batches(plans["G"].plan, 6)
+
+    shared: dict[str, np.ndarray] = {}
+    for turn, batch in enumerate(batches):
+        folder = plans["GD"[turn % 2]].folder
+        shared = train_in_process(folder, [batch], shared or None).variables
+
+    expected = parse(ADVERSARIES).graph.initializer
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in expected}
+    for turn, batch in enumerate(batches):
+        x, g, d = batch["x"], weights["G"], weights["D"]
+        d_score = 2 * x @ g @ d / len(x)
+        trained, gradient = ("D", (x @ g).T @ d_score) if turn % 2 else ("G", x.T @ d_score @ d.T)
+        weights[trained] = weights[trained] - 0.1 * (gradient + 0.01 * weights[trained])
+    for name, value in weights.items():
+        np.testing.assert_allclose(shared[name], value, rtol=1e-12)
+
+
 CHOICES = list(product(("allreduce", "ps", "hybrid"), ("per-replica", "global")))
 NAMES = (*MODELS, "positions")
 EVERY = list(product(NAMES, UPDATES, CHOICES))

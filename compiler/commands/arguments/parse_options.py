@@ -140,16 +140,17 @@ def parse_batch_size(text: str) -> int | Literal["dynamic"] | None:
     return int(text)
 
 
-def parse_learning_rate(text: str) -> float | Literal["fed"]:
-    """Parse --lr: a positive number or `fed`. Raises BadUsage."""
+def parse_learning_rate(text: str, at: str = "--lr", *, may_be_zero: bool = False) -> float | Literal["fed"]:
+    """Parse a rate: a positive number, 0 where that says something, or `fed`. Raises BadUsage."""
     if text == "fed":
         return "fed"
     try:
         rate = float(text)
     except ValueError:
         rate = math.nan
-    if not 0 < rate < math.inf:
-        raise BadUsage(f"{text!r} is not a positive number", at="--lr", fix="give a number, or 'fed'")
+    if not (0 < rate < math.inf or (may_be_zero and rate == 0)):
+        expectation = "a number of at least 0" if may_be_zero else "a positive number"
+        raise BadUsage(f"{text!r} is not {expectation}", at=at, fix="give a number, or 'fed'")
     return rate
 
 

@@ -88,9 +88,10 @@ def _parse_group(text: str) -> ParameterGroup:
     if not (patterns and colon and settings):
         fix = "write --group '*.bias,*norm*:lr=0.1,weight_decay=0'"
         raise BadUsage(f"{text!r} is not PATTERNS:KEY=VALUE,...", at="--group", fix=fix)
-    values = _parse_pairs(settings, ("lr", "weight_decay"), "--group")
-    rate = parse_learning_rate(values["lr"]) if "lr" in values else None
-    decay = _number(values["weight_decay"], float, "--group") if "weight_decay" in values else None
+    at = f"--group {patterns}"
+    values = _parse_pairs(settings, ("lr", "weight_decay"), at)
+    rate = parse_learning_rate(values["lr"], at, may_be_zero=True) if "lr" in values else None
+    decay = _number(values["weight_decay"], float, at) if "weight_decay" in values else None
     return ParameterGroup(tuple(patterns.split(",")), rate, decay)
 
 

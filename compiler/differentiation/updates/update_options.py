@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from partc.compiler.differentiation.updates.check_settings import COUNT, FRACTION, check_setting
+from partc.compiler.differentiation.updates.check_settings import COUNT, FRACTION, NOT_NEGATIVE, check_setting
 from partc.compiler.differentiation.updates.clipping import Clipping
 from partc.compiler.differentiation.updates.loss_scaling import LossScale
 from partc.compiler.differentiation.updates.optimizers import Optimizer
@@ -21,11 +21,20 @@ from partc.runtime.errors import BadUsage, some_of
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters whose name fits one of the patterns (`*`, `?`, `[a-z]`); None: the optimizer's setting."""
+    """Parameters whose name fits one of the patterns (`*`, `?`, `[a-z]`); None: the optimizer's setting.
+
+    With a rate of 0 they stay variables and keep their values, whatever the weight decay. Raises BadUsage.
+    """
 
     patterns: tuple[str, ...]
     lr: LearningRate | None = None
     weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        at = f"--group {','.join(self.patterns)}"
+        for value in (self.lr, self.weight_decay):
+            if value is not None and value != "fed":
+                check_setting(at, value, NOT_NEGATIVE)
 
     def fits(self, parameter: str) -> bool:
         """Tell whether a parameter is in the group, if no earlier group has it."""

@@ -43,7 +43,7 @@ def test_texts_become_values() -> None:
         (lambda: parse_axes(["x=0", "x=1"]), "--sample-axis says two things of x: 0 and 1"),
         (lambda: parse_sizes(["batch=4", "batch=8"]), "--size says two things of batch: 4 and 8"),
         (lambda: parse_schedule("step:every=3,every=5,factor=0.1"), "--schedule says two things of every"),
-        (lambda: parse_groups("", ["*.bias:lr=1,lr=2"]), "--group says two things of lr"),
+        (lambda: parse_groups("", ["*.bias:lr=1,lr=2"]), r"--group \*\.bias says two things of lr"),
         (
             lambda: parse_optimizer("adam", "", ["beta1=0.8", "beta1=0.9"], None),
             "--set-optimizer says two things of beta1",

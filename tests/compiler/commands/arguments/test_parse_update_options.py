@@ -40,6 +40,7 @@ def test_schedules_groups_and_scales_are_read() -> None:
         ParameterGroup(("a*",), "fed", 0.1),
         ParameterGroup(("*.bias", "*norm*"), weight_decay=0.0),
     )
+    assert parse_groups("", ["a*:lr=0"]) == (ParameterGroup(("a*",), 0.0),)
     assert (parse_loss_scale("dynamic"), parse_loss_scale("8")) == (DynamicScale(), StaticScale(8.0))
 
 
@@ -54,7 +55,10 @@ def test_schedules_groups_and_scales_are_read() -> None:
         (lambda: parse_schedule("cosine:floor=0.1"), "--schedule", "cosine:steps=..."),
         (lambda: parse_schedule("step:every=1.5"), "--schedule", "a whole number"),
         (lambda: parse_groups("", ["*.bias"]), "--group", "'*.bias,*norm*:lr=0.1,weight_decay=0'"),
-        (lambda: parse_groups("", ["*.bias:decay=1"]), "--group", "lr, weight_decay"),
+        (lambda: parse_groups("", ["*.bias:decay=1"]), "--group *.bias", "lr, weight_decay"),
+        (lambda: parse_groups("", ["a,b*:lr=-1"]), "--group a,b*", "a number, or 'fed'"),
+        (lambda: parse_groups("", ["a,b*:weight_decay=x"]), "--group a,b*", "a number"),
+        (lambda: parse_groups("", ["a,b*:weight_decay=-1"]), "--group a,b*", "a number of at least 0"),
         (lambda: parse_loss_scale("auto"), "--loss-scale", "a number"),
     ],
 )

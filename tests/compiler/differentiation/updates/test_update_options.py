@@ -1,11 +1,13 @@
 """Parameter groups, clipping, accumulation over micro-batches and moving averages, in plain onnxruntime."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from partc.compiler.differentiation.updates.adam import LAMB, Adam, AdamW
 from partc.compiler.differentiation.updates.clipping import Clipping
-from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum, Optimizer
+from partc.compiler.differentiation.updates.optimizers import OPTIMIZERS, SGD, Adagrad, Momentum, Optimizer
 from partc.compiler.differentiation.updates.schedules import StepDecay
 from partc.compiler.differentiation.updates.update_options import ParameterGroup, UpdateOptions
 from partc.runtime.errors import BadUsage
@@ -41,6 +43,19 @@ def test_the_first_group_that_fits_counts() -> None:
     _, expected = train(step_of(LINEAR, SGD(0.1)), batches(LINEAR)[:1])
     np.testing.assert_array_equal(after["b"], REFERENCES["start/b"])
     np.testing.assert_allclose(after["W"], expected["W"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("text", [LINEAR, LOOKUP], ids=["dense", "sparse"])
+def test_a_group_with_a_rate_of_0_keeps_its_values(text: str, name: str) -> None:
+    held = "W" if text == LINEAR else "E"
+    optimizer = replace(OPTIMIZERS[name], lr=0.1, weight_decay=0.2)  # type: ignore[type-var]
+    update = UpdateOptions(schedule=StepDecay(1, 0.5), groups=(ParameterGroup((held,), lr=0.0),))
+
+    _, after = train(step_of(text, optimizer, update=update), batches(text))
+
+    np.testing.assert_array_equal(after[held], REFERENCES[f"start/{held}"])
+    assert text == LOOKUP or (after["b"] != REFERENCES["start/b"]).all()
 
 
 def test_a_group_without_parameters_is_refused() -> None:
@@ -148,6 +163,7 @@ def test_a_sparse_tables_average_covers_all_its_rows() -> None:
         (lambda: UpdateOptions(accumulate=0), "--accumulate", "whole number of at least 1"),
         (lambda: UpdateOptions(accumulate=1.5), "--accumulate", "whole number"),  # type: ignore[arg-type]
         (lambda: UpdateOptions(ema=1.0), "--ema", "from 0 to below 1"),
+        (lambda: ParameterGroup(("a*", "b"), lr=-0.1), "--group a*,b", "at least 0"),
         (lambda: Clipping(value=0.0), "--clip-value", "positive"),
         (lambda: Clipping(norm=-1.0), "--clip-norm", "positive"),
         (lambda: Clipping(global_norm=float("inf")), "--clip-global-norm", "positive"),
