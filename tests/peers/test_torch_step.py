@@ -65,6 +65,7 @@ def inputs_of(kind: str) -> tuple["torch.Tensor", "torch.Tensor"]:
         ("image", "SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
         ("image", "AdamW", {"lr": 0.01}),
         ("text", "Adam", {"lr": 0.01}),
+        ("text", "NAdam", {"lr": 0.01, "weight_decay": 0.1}),
         ("text", "Adagrad", {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.1}),
         pytest.param("text", "RMSprop", {"lr": 0.01, "momentum": 0.5}, marks=pytest.mark.long),
     ],
@@ -173,6 +174,18 @@ def test_an_optimizer_that_reads_its_counts_as_numbers_is_refused(tmp_path: Path
         UnsupportedModel, match=r"(?s)Adamax.step.*fix: use an optimizer that counts in tensors"
     ):
         partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text"), tmp_path / "train.onnx")
+
+
+def test_an_optimizer_with_a_first_step_of_its_own_is_exported_behind_that(tmp_path: Path) -> None:
+    module, inputs = TextNet(), inputs_of("text")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+
+    with pytest.raises(UnsupportedModel, match=r"(?s)first step of SGD.*fix: take one step.*dampening"):
+        partc.torch.export_step(module, cross_entropy, optimizer, inputs, tmp_path / "train.onnx")
+
+    cross_entropy(module, *inputs).backward()
+    optimizer.step()
+    partc.torch.export_step(module, cross_entropy, optimizer, inputs, tmp_path / "train.onnx")
 
 
 class Sampling(nn.Module):

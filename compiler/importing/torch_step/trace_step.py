@@ -7,6 +7,7 @@ as PyTorch computes it.
 """
 
 import copy
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def trace_step(
     trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
     buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
     slots = _first_slots(module, optimizer, trained)
+    _check_first_step(module, optimizer, trained, slots)
     start = {name: value.detach().clone() for name, value in trained.items()}
     variables = (
         start | buffers | {_slot(p, k): v for p, slot_values in slots.items() for k, v in slot_values.items()}
@@ -143,30 +145,65 @@ def _slot(parameter: str, key: str) -> str:
 # ---------------------------------------------------------------- the optimizer
 
 
+class _FirstValues(UserDict[str, Any]):  # an optimizer keeps what it likes
+    """What an optimizer keeps of one parameter, and what each tensor was when it was put there."""
+
+    def __init__(self, kept: Mapping[str, Any]) -> None:
+        self.first: dict[str, torch.Tensor] = {}
+        super().__init__(kept)
+
+    def __setitem__(self, key: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            self.first.setdefault(key, value.detach().clone())
+        super().__setitem__(key, value)
+
+
 def _first_slots(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, trained: Mapping[str, torch.Tensor]
 ) -> Slots:
     """Return what the optimizer keeps of each parameter before its first step.
 
-    Most optimizers make it in their first step: a copy takes one with gradients of zero.
+    Most optimizers make it in their first step: a copy takes one, all parameters and gradients zero, so that
+    what is made of these is zero, too.
     """
     trial, trial_optimizer = copy.deepcopy((module, optimizer))
     values = dict(trial.named_parameters())
-    before = {name: dict(trial_optimizer.state[values[name]]) for name in trained}
+    kept = {name: _FirstValues(trial_optimizer.state[values[name]]) for name in trained}
     for name in trained:
+        trial_optimizer.state[values[name]] = kept[name]
+        values[name].data.zero_()
         values[name].grad = torch.zeros_like(values[name])
     with callers_code():
         trial_optimizer.step()
-    slots: Slots = {}
+    return {name: kept[name].first for name in trained}
+
+
+def _check_first_step(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    trained: Mapping[str, torch.Tensor],
+    slots: Slots,
+) -> None:
+    """Refuse an optimizer whose first step is not as later ones with `slots`. Raises UnsupportedModel."""
+    trial, trial_optimizer = copy.deepcopy((module, optimizer))
+    values = dict(trial.named_parameters())
+    start = {name: value.detach().clone() for name, value in trained.items()}
+    gradients = {name: torch.ones_like(value) for name, value in start.items()}
     for name in trained:
-        after = trial_optimizer.state[values[name]]
-        tensors = {key: value for key, value in after.items() if isinstance(value, torch.Tensor)}
-        state = optimizer.state[trained[name]] if before[name] else {}
-        slots[name] = {
-            key: (state[key] if key in state else torch.zeros_like(value)).detach().clone()
-            for key, value in tensors.items()
-        }
-    return slots
+        values[name].grad = gradients[name].clone()
+    with callers_code():
+        trial_optimizer.step()
+    after, _ = _run_update(optimizer, trained, start, gradients, slots)
+    for name, value in start.items():
+        expected = values[name].detach()
+        rounding = 4 * torch.finfo(value.dtype).eps * value.abs()
+        if ((after[name] - expected).abs() > 0.01 * (expected - value).abs() + rounding).any():
+            raise UnsupportedModel(
+                f"the first step of {type(optimizer).__name__} is not as its later ones",
+                at=f"partc.torch.export_step, the optimizer's step of {name!r}",
+                fix="take one step in PyTorch before you export, or choose settings without a first step "
+                "of its own (of SGD: no dampening)",
+            )
 
 
 def _run_update(
