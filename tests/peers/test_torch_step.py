@@ -15,6 +15,8 @@ pytestmark = pytest.mark.peers
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from partc.compiler.importing.torch_step import compare_steps  # noqa: E402
+
 BATCH, WORDS, CLASSES = 8, 20, 5
 
 
@@ -84,6 +86,27 @@ def test_exported_steps_equal_pytorchs(tmp_path: Path, kind: str, optimizer: str
         [] if kind == "image" else ["embedding.weight"]
     )
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("default", ["float32", "float64"])
+def test_steps_in_float64_equal_pytorchs_to_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: str
+) -> None:
+    """PyTorch counts steps in its default type."""
+    monkeypatch.setitem(compare_steps.RTOL, torch.float64, 1e-12)
+    activations = (nn.LeakyReLU(0.1), nn.ELU(0.7), nn.Hardtanh(-0.3, 0.7))
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), *activations, nn.Linear(6, CLASSES)).double()
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.0123456789, amsgrad=True, weight_decay=0.1)
+    images, labels = inputs_of("image")
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, default))
+    try:
+        partc.torch.export_step(
+            module, cross_entropy, optimizer, (images.double(), labels), tmp_path / "train.onnx"
+        )
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_four_ranks_train_an_exported_step_as_one_device(tmp_path: Path) -> None:

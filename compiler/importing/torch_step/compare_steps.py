@@ -57,7 +57,7 @@ class RecordedDraws(TorchDispatchMode):  # type: ignore[misc]  # untyped where t
 
 
 STEPS = 2
-# Of the largest value of a variable. The exporter writes some constants of float64 ops in float32.
+# Of the largest value of a variable. Attributes of ops are float32, whatever these compute in.
 RTOL = {torch.float64: 1e-6}
 DEFAULT_RTOL = 1e-4
 NOISE = 1e-6  # gradients below this share of the largest are rounding noise, which Adam makes full steps of

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,19 +100,22 @@ def _next(variable: str) -> str:
 def _export(traced: "TracedStep", names: Sequence[str]) -> onnx.ModelProto:
     import torch
 
+    from partc.compiler.importing.torch_step.exact_constants import numbers_in_float64
+
     try:
-        program = torch.onnx.export(
-            traced.graph,
-            (*traced.inputs, *traced.variables.values()),
-            input_names=[*names, *traced.variables],
-            output_names=["loss", *map(_next, traced.variables)],
-            opset_version=EXPORTED_OPSET,
-            dynamo=True,
-            optimize=False,  # its rewriting has dropped Adam's epsilon
-            external_data=False,
-            verify=False,
-            verbose=False,
-        )
+        with numbers_in_float64() if traced.is_float64 else nullcontext():
+            program = torch.onnx.export(
+                traced.graph,
+                (*traced.inputs, *traced.variables.values()),
+                input_names=[*names, *traced.variables],
+                output_names=["loss", *map(_next, traced.variables)],
+                opset_version=EXPORTED_OPSET,
+                dynamo=True,
+                optimize=False,  # its rewriting has dropped Adam's epsilon
+                external_data=False,
+                verify=False,
+                verbose=False,
+            )
     except torch.onnx.OnnxExporterError as error:
         raise UnsupportedModel(
             f"PyTorch's exporter cannot write this step: {_innermost(error)}",

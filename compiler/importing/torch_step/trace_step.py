@@ -25,7 +25,8 @@ from partc.runtime.errors import UnsupportedModel
 LossFunction = Callable[..., torch.Tensor]
 Slots = dict[str, dict[str, torch.Tensor]]  # by parameter, then by the optimizer's name for it
 
-# The exporter writes training BatchNorm as inference; LayerNorm keeps float32 statistics of float64.
+# The exporter writes training BatchNorm as inference; LayerNorm keeps float32 statistics of float64,
+# others have float32 settings, or no kernel of float64 in onnxruntime.
 _WRITTEN_OUT = (
     torch.ops.aten.native_batch_norm.default,
     torch.ops.aten.native_batch_norm_backward.default,
@@ -37,7 +38,12 @@ _VIEWS = {
     torch.ops.aten.select_copy.int: torch.ops.aten.select.int,
     torch.ops.aten.slice_copy.Tensor: torch.ops.aten.slice.Tensor,
 }
-_WRITTEN_OUT_IN_FLOAT64 = (torch.ops.aten.native_layer_norm.default,)
+_WRITTEN_OUT_IN_FLOAT64 = (
+    torch.ops.aten.elu.default,
+    torch.ops.aten.hardtanh.default,
+    torch.ops.aten.leaky_relu.default,
+    torch.ops.aten.native_layer_norm.default,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,11 @@ class TracedStep:
     inputs: tuple[torch.Tensor, ...]
     variables: dict[str, torch.Tensor]
     parameters: tuple[str, ...]
+
+    @property
+    def is_float64(self) -> bool:
+        """Tell whether parameters are of that type."""
+        return any(self.variables[name].dtype == torch.float64 for name in self.parameters)
 
 
 def trace_step(
@@ -175,7 +186,15 @@ def _first_slots(
         values[name].grad = torch.zeros_like(values[name])
     with callers_code():
         trial_optimizer.step()
-    return {name: kept[name].first for name in trained}
+    return {
+        name: {key: _counted_in(trained[name].dtype, value) for key, value in kept[name].first.items()}
+        for name in trained
+    }
+
+
+def _counted_in(dtype: torch.dtype, value: torch.Tensor) -> torch.Tensor:
+    """Return a count of steps in a parameter's float64, in which PyTorch's numbers are computed."""
+    return value.to(dtype) if dtype == torch.float64 and value.dim() == 0 else value
 
 
 def _check_first_step(
