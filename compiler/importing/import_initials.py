@@ -41,7 +41,9 @@ def read_initial_values(
             raise BadModel(
                 f"an initial value for {stray[0]!r}, which is no variable",
                 at=str(file),
-                fix=f"name the tensors as the variables are: {', '.join(sorted(variables)[:8])}",
+                fix=f"name the tensors as the variables are: {', '.join(sorted(variables)[:8])}; to train on "
+                "with another optimizer or other parameters, make the step of the trained model, which "
+                f"`partc run` writes: partc grad {file.with_name('trained.onnx')} ...",
             )
         for name, value in file_values.items():
             _check_finite(name, value, file)

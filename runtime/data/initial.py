@@ -122,7 +122,8 @@ def _check_given(name: str, array: Array, variables: Mapping[str, PlanVariable])
         raise BadData(
             f"an initial value for {name!r}, which is no variable of the plan",
             at=f"initial values: {name}",
-            fix=f"use names among {some_of(sorted(variables))}",
+            fix=f"use names among {some_of(sorted(variables))}; of another plan's variables, "
+            "give those that this one has, too",
         )
     variable = variables[name]
     if array.shape != variable.shape or array.dtype != np.dtype(variable.dtype):

@@ -9,6 +9,7 @@ import pytest
 from onnx.shape_inference import infer_shapes
 
 from partc.passes.roles.find_taken_values import find_taken_values
+from partc.runtime.data.checkpoint import write_arrays
 from partc.runtime.plan.variables import TakenValues
 from tests.builders.graphs.foreign_steps import parse
 from tests.checks.command_line import PAIR, done, make_mlp, refused
@@ -110,4 +111,16 @@ def test_initial_values_of_no_variable_are_refused(plans: Path, tmp_path: Path) 
     refused(
         "inspect", plans / "plain" / "train.onnx", "--initial", tmp_path / "start.npz",
         what="'layer0.wieght', which is no variable", at="start.npz", fix="layer0.weight",
+    )  # fmt: skip
+
+
+def test_variables_of_another_optimizer_are_refused_with_the_way_that_works(
+    plans: Path, tmp_path: Path
+) -> None:
+    model, trained = tmp_path / "trained.onnx", tmp_path / "trained.safetensors"
+    write_arrays(trained, {"layer0.weight.mean": np.zeros((6, 8), np.float32)})
+
+    refused(
+        "inspect", plans / "plain" / "train.onnx", "--initial", trained,
+        what="'layer0.weight.mean', which is no variable", at=str(trained), fix=f"partc grad {model} ...",
     )  # fmt: skip
