@@ -39,6 +39,7 @@ from partc.runtime.data.draws import integer_rows, normal_rows
 from partc.runtime.data.not_finite import Index
 from partc.runtime.data.sample_files import is_of_samples, open_samples
 from partc.runtime.data.sharded import ShardedSource, is_read_by_shard
+from partc.runtime.data.staged_batches import are_staged, read_batches
 from partc.runtime.errors import BadData, BadUsage, PartcError, naming
 from partc.runtime.plan.boxes import part_range
 from partc.runtime.plan.program import Plan, Rank
@@ -106,7 +107,9 @@ def open_source(
         )
     if data == SYNTHETIC:
         return SyntheticSource(plan, seed)
-    if ":" in data:
+    if are_staged(data):
+        return FunctionSource(plan, "data", partial(read_batches, plan, data))
+    if _is_function(data):
         function = find_function(data)
         arguments, first = choose_arguments(function, first, seed)
         if is_read_by_shard(function):
@@ -214,13 +217,16 @@ class FunctionSource:
 
 def is_stream(data: str) -> bool:
     """Tell whether data are batches one behind the other, of whatever size: handed over, or a function's."""
-    return not data or (":" in data and not is_of_samples(data))
+    return not data or are_staged(data) or _is_function(data)
+
+
+def _is_function(data: str) -> bool:
+    return ":" in data and not are_staged(data) and not is_of_samples(data)
 
 
 def shards_of(data: str, replicas: int) -> int:
     """Return of how many shards a step reads a batch each; 0: it reads a total batch. Raises BadData."""
-    is_function = bool(data) and is_stream(data)
-    return replicas if is_function and is_read_by_shard(find_function(data)) else 0
+    return replicas if _is_function(data) and is_read_by_shard(find_function(data)) else 0
 
 
 def find_function(name: str) -> Any:  # whatever the user's module has under that name

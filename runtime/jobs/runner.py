@@ -34,6 +34,7 @@ from partc.runtime.data.feeds import STAGED_FILE
 from partc.runtime.data.npz import write_npz
 from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.data.sharded import BatchStream
+from partc.runtime.data.staged_batches import write_batches
 from partc.runtime.engines.machines import Machines, machines_of
 from partc.runtime.engines.place import Place
 from partc.runtime.errors import BadData, BadUsage, CopiesDiffer
@@ -352,7 +353,7 @@ def _outputs(plan: Plan, folder: Path) -> Iterator[dict[str, Array]]:
 def stage_data(
     plan: Plan, data: str | Path | Batches, steps: int, folder: Path
 ) -> tuple[str, dict[str, int]]:
-    """Return the data as the daemons can open it, and its symbolic sizes. Batches go to a file."""
+    """Return the data as the daemons can open it, and its symbolic sizes, if one. Batches go to a file."""
     if isinstance(data, Path) or (isinstance(data, str) and is_of_samples(data)):
         return str(Path(data).resolve()), {}
     if isinstance(data, str):
@@ -360,10 +361,11 @@ def stage_data(
     batches: list[dict[str, Array]] = []
     for batch in islice(data, steps):
         check_total_batch(plan, batch)
-        _check_same_shapes(batches[0] if batches else batch, batch)
         batches.append(copied(batch))
     if len(batches) < steps:
         raise BadData(f"{len(batches)} batches for {steps} steps", at="data", fix="supply a batch per step")
+    if not all(_are_alike(plan, batches[0], batch) for batch in batches):
+        return write_batches(plan, batches, folder), {}
     axes = {data_input.name: data_input.sample_axis for data_input in plan.data_inputs}
     arrays = {
         name: np.stack([batch[name] for batch in batches])
@@ -375,11 +377,5 @@ def stage_data(
     return str(folder / STAGED_FILE), sizes_of(plan, batches[0])
 
 
-def _check_same_shapes(first: Batch, batch: Batch) -> None:
-    for name, array in first.items():
-        if batch[name].shape != array.shape:
-            raise BadData(
-                f"batches of shapes {list(array.shape)} and {list(batch[name].shape)}",
-                at=f"data input {name!r}",
-                fix="supply batches of one size, or a MODULE:FUNC",
-            )
+def _are_alike(plan: Plan, first: Batch, batch: Batch) -> bool:
+    return all(batch[entry.name].shape == first[entry.name].shape for entry in plan.data_inputs)

@@ -262,12 +262,28 @@ def test_batches_may_be_yielded_in_the_same_arrays(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], value)
 
 
-def test_too_few_or_uneven_batches_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed", [False, True], ids=["at once", "in two parts"])
+def test_batches_of_different_sizes_train_as_they_are(tmp_path: Path, resumed: bool) -> None:
+    folder = table_on_servers(tmp_path / "out", merged=True)
+    sizes = (2, 6, 4, 2)
+    batches = [batch for size in sizes for batch in table_batches(steps=1, samples=size)]
+    expected = train_in_process(folder, batches)
+    runner = Runner(folder)
+
+    if resumed:
+        middle = runner.train(batches, 2).variables
+        result = runner.train(batches, len(sizes), initial=middle, trained=2)
+    else:
+        result = runner.train(iter(batches), len(sizes))
+
+    for name, value in expected.variables.items():
+        np.testing.assert_allclose(result.variables[name], value, rtol=1e-12)
+
+
+def test_too_few_batches_are_refused(tmp_path: Path) -> None:
     folder = table_on_servers(tmp_path / "out", merged=True)
 
     with pytest.raises(BadData, match="1 batches for 2 steps"):
         Runner(folder).train(table_batches(steps=1), 2)
-    with pytest.raises(BadData, match="batches of one size"):
-        Runner(folder).train(table_batches(steps=1) + table_batches(steps=1, samples=4), 2)
     with pytest.raises(BadUsage, match="at least one step"):
         Runner(folder).train("synthetic", 0)
