@@ -119,12 +119,12 @@ class Runner:
         `data`: files of samples, "synthetic", "MODULE:FUNC" (runtime/data/feeds.py), or total batches.
         `shuffle`: samples of files, in every epoch anew, as the seed says. `initial`: whole variables that
         replace the plan's first values; `trained`: steps that led to them, behind which data and draws go on,
-        to `steps` in all. `seed`: of synthetic data and draws; None: 0, or the resumed training's. `sizes`:
-        symbolic sizes that differ from the plan's. `read_after`: steps (from 1) whose variables are returned
-        as well. `traced_steps`: how many of the last steps, or which, are timed instruction by instruction;
-        MIDDLE: some in the middle. `staleness`: of an asynchronous plan, the most steps that a worker may be
-        ahead of the slowest; None: no bound. `keep_in`: a folder that takes the variables after
-        `read_after`, as files (job.py), instead of the result.
+        to `steps` in all: as many of the batches are passed over. `seed`: of synthetic data and draws; None:
+        0, or the resumed training's. `sizes`: symbolic sizes that differ from the plan's. `read_after`: steps
+        (from 1) whose variables are returned as well. `traced_steps`: how many of the last steps, or which,
+        are timed instruction by instruction; MIDDLE: some in the middle. `staleness`: of an asynchronous
+        plan, the most steps that a worker may be ahead of the slowest; None: no bound. `keep_in`: a folder
+        that takes the variables after `read_after`, as files (job.py), instead of the result.
 
         `checkpoints`: where and when the training is saved; asked to stop, it is saved after that step.
         `resume`: go on from the newest of them that is whole, to `steps` in all, perhaps none; where there
@@ -318,7 +318,7 @@ def _staged(plan: Plan, job: Job, data: str | Path | Batches, start: StartPoint,
     lag = start.furthest - min(start.workers, default=start.step)
     consumed = start.batches - lag
     left = job.first_step + job.steps - start.furthest + lag
-    staged, sizes = stage_data(plan, _behind(data, consumed), left, folder)
+    staged, sizes = stage_data(plan, _behind(data, consumed), left, folder, consumed)
     refuse_other_sizes(job.sizes, sizes)
     data_from = 0 if isinstance(data, str | Path) else consumed
     return msgspec.structs.replace(job, data=staged, data_from=data_from, sizes=sizes | job.sizes)
@@ -351,9 +351,12 @@ def _outputs(plan: Plan, folder: Path) -> Iterator[dict[str, Array]]:
 
 
 def stage_data(
-    plan: Plan, data: str | Path | Batches, steps: int, folder: Path
+    plan: Plan, data: str | Path | Batches, steps: int, folder: Path, consumed: int = 0
 ) -> tuple[str, dict[str, int]]:
-    """Return the data as the daemons can open it, and its symbolic sizes, if one. Batches go to a file."""
+    """Return the data as the daemons can open it, and its symbolic sizes, if one. Batches go to a file.
+
+    `consumed`: how many batches were passed over before. Raises BadData.
+    """
     if isinstance(data, Path) or (isinstance(data, str) and is_of_samples(data)):
         return str(Path(data).resolve()), {}
     if isinstance(data, str):
@@ -363,7 +366,7 @@ def stage_data(
         check_total_batch(plan, batch)
         batches.append(copied(batch))
     if len(batches) < steps:
-        raise BadData(f"{len(batches)} batches for {steps} steps", at="data", fix="supply a batch per step")
+        raise _too_few(len(batches), steps, consumed)
     if not all(_are_alike(plan, batches[0], batch) for batch in batches):
         return write_batches(plan, batches, folder), {}
     axes = {data_input.name: data_input.sample_axis for data_input in plan.data_inputs}
@@ -375,6 +378,16 @@ def stage_data(
     }
     write_npz(folder / STAGED_FILE, arrays)
     return str(folder / STAGED_FILE), sizes_of(plan, batches[0])
+
+
+def _too_few(batches: int, steps: int, consumed: int) -> BadData:
+    if not consumed:
+        return BadData(f"{batches} batches for {steps} steps", at="data", fix="supply a batch per step")
+    return BadData(
+        f"{batches} batches for {steps} steps, behind the {consumed} that are passed over as trained",
+        at="data",
+        fix="supply the batches of all steps, those that were trained before, too",
+    )
 
 
 def _are_alike(plan: Plan, first: Batch, batch: Batch) -> bool:

@@ -285,5 +285,9 @@ def test_too_few_batches_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadData, match="1 batches for 2 steps"):
         Runner(folder).train(table_batches(steps=1), 2)
+    with pytest.raises(
+        BadData, match=r"(?s)0 batches for 1 steps, behind the 2 .*fix: supply the batches of all"
+    ):
+        Runner(folder).train(table_batches(steps=1), 3, trained=2)
     with pytest.raises(BadUsage, match="at least one step"):
         Runner(folder).train("synthetic", 0)
