@@ -7,7 +7,12 @@ import pytest
 import partc
 from partc.compiler.importing.import_training import import_training_graph
 from partc.runtime.errors import BadUsage, UnsupportedModel
-from tests.builders.plans.compiled_steps import assert_trains_as_one_device, compile_step, random_batches
+from tests.builders.plans.compiled_steps import (
+    assert_trains_as_one_device,
+    compile_step,
+    random_batches,
+    verified,
+)
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
@@ -209,6 +214,31 @@ def test_an_optimizer_with_a_first_step_of_its_own_is_exported_behind_that(tmp_p
     cross_entropy(module, *inputs).backward()
     optimizer.step()
     partc.torch.export_step(module, cross_entropy, optimizer, inputs, tmp_path / "train.onnx")
+
+
+def test_a_loss_may_take_a_gradient_with_torch_func(tmp_path: Path) -> None:
+    """As a gradient penalty does. With torch.autograd it is refused."""
+
+    def penalised(model: "nn.Module", x: "torch.Tensor") -> "torch.Tensor":
+        slopes = torch.func.grad(lambda x: model(x).sum())(x)
+        return model(x).mean() + ((slopes.norm(dim=1) - 1) ** 2).mean()
+
+    def untraced(model: "nn.Module", x: "torch.Tensor") -> "torch.Tensor":
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].square().mean()
+
+    critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    optimizer = torch.optim.Adam(critic.parameters(), lr=0.01)
+    x = torch.randn(BATCH, 6, dtype=torch.float64)
+
+    partc.torch.export_step(critic, penalised, optimizer, (x,), tmp_path / "train.onnx")
+
+    training = import_training_graph(tmp_path / "train.onnx")
+    compiled = compile_step(training, tmp_path / "out", "1x2", "allreduce", "global")
+    report = verified(compiled, random_batches(compiled.plan, steps=2))
+    assert report.passed, report.summary()
+    with pytest.raises(UnsupportedModel, match=r"torch.autograd(?s:.)*fix: take it with torch.func"):
+        partc.torch.export_step(critic, untraced, optimizer, (x,), tmp_path / "train.onnx")
 
 
 class Sampling(nn.Module):

@@ -85,17 +85,30 @@ def trace_step(
             whole = functionalize(step, remove="mutations_and_views")
             graph = make_fx(whole, decomposition_table=table)(*inputs, *variables.values())
     except RuntimeError as error:
-        if "tracing tensor" not in str(error):
+        if (refusal := _refusal(str(error), optimizer)) is None:
             raise
-        raise UnsupportedModel(
-            "the step reads the value of a tensor as a number, which a graph cannot",
-            at=f"partc.torch.export_step, the loss or {type(optimizer).__name__}.step",
-            fix="use an optimizer that counts in tensors, such as AdamW, and tensor ops in place of .item()",
-        ) from error
+        raise refusal from error
     finally:
         module.train(was_training)
     _write_views(graph)
     return TracedStep(graph, tuple(inputs), variables, tuple(start))
+
+
+def _refusal(message: str, optimizer: torch.optim.Optimizer) -> UnsupportedModel | None:
+    """Return what PyTorch means where it cannot trace a step; None: another fault."""
+    if "tracing tensor" in message:
+        return UnsupportedModel(
+            "the step reads the value of a tensor as a number, which a graph cannot",
+            at=f"partc.torch.export_step, the loss or {type(optimizer).__name__}.step",
+            fix="use an optimizer that counts in tensors, such as AdamW, and tensor ops in place of .item()",
+        )
+    if "functorch transform" in message or "does not require grad" in message:
+        return UnsupportedModel(
+            "the loss takes a gradient with torch.autograd, which cannot be traced",
+            at="partc.torch.export_step, the loss",
+            fix="take it with torch.func: torch.func.grad(lambda x: model(x).sum())(x)",
+        )
+    return None
 
 
 def _step_function(
