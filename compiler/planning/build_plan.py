@@ -99,9 +99,11 @@ def _segment_writer(
     times: KernelTimes | None,
 ) -> SegmentWriter | SegmentOutliner:
     opset, lowered = analysis.training.opset, ordered.lowered
+    on_cpu = all(device.kind == "cpu" for host in cluster.hosts for device in host.devices)
     if files is None:
         names_kernels = times is None or bool(times.seconds)
-        return SegmentOutliner(lowered.functions, dict(lowered.shapes), names_kernels=names_kernels)
+        shapes = dict(lowered.shapes)
+        return SegmentOutliner(lowered.functions, shapes, names_kernels=names_kernels, on_cpu=on_cpu)
     chunks = {id(turn.item): turn.item for turn in ordered.turns if isinstance(turn.item, Chunk)}
     most = sum(1 + bool(chunk.sums) for chunk in chunks.values())
     titler = SegmentTitler(analysis, lowered, ranks_at_sites(cluster, lowered.meshes), most)
@@ -112,7 +114,6 @@ def _segment_writer(
             files.segments_of.setdefault(node, []).append(title)
         return files.save_segment(model, title.name)
 
-    on_cpu = all(device.kind == "cpu" for host in cluster.hosts for device in host.devices)
     return SegmentWriter(opset, lowered.functions, save, dict(lowered.shapes), on_cpu)
 
 

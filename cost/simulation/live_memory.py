@@ -2,8 +2,8 @@
 
     kept   between instructions, as the executor holds it: data, and what is read later, of every
            micro-batch under way. Exact where the data decide no size
-    peak   with what a segment makes and lets go again. An estimate: ONNX Runtime writes some
-           results over what they are made of, and orders the nodes in its own way
+    peak   with what a segment makes and lets go again. An estimate: on CPUs of what ONNX Runtime takes in
+           its own order (session_memory.py), on GPUs of what the segment's order needs
 
 Buffers and variables last, and are not counted here.
 """

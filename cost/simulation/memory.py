@@ -5,8 +5,8 @@ variables    what the rank holds, unless it lies in a buffer; slots are those of
 buffers      contiguous memory for communication, one per site that the rank plays
 values       the most that it keeps between segments: data, and what of each micro-batch under way is
              read later (live_memory.py)
-activations  what its segments make besides, at the moment when that is most. An estimate: onnxruntime
-             writes some results over what they are made of, so it may need less.
+activations  what its segments make besides, at the moment when that is most. An estimate: what the pieces
+             that onnxruntime's arena is in leave unused is not in it
 """
 
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
 def check_memory(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
     """Return the memory of every rank. Raises DoesNotFit where it is less than is certain.
 
-    Activations are an estimate from above, so they are reported but refuse nothing.
+    Activations are an estimate, so they are reported but refuse nothing.
     """
     memory = memory_of(plan, cluster)
     fullest = max(memory, key=lambda need: need.certain_bytes - need.limit_bytes)

@@ -1,7 +1,8 @@
 """Which values exist when: from the node that makes one to the last that reads it, in the schedule's order.
 
-ONNX Runtime orders the nodes of a segment in its own way; segments keep theirs. Counted are what a
-step makes and lets go: variables and communication buffers last, and are counted elsewhere (memory.py).
+ONNX Runtime orders the nodes of a segment in its own way (session_memory.py); segments keep theirs.
+Counted are what a step makes and lets go: variables and communication buffers last, and are counted
+elsewhere (memory.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -26,6 +26,7 @@ from partc.passes.scheduling.place_gathers import share_gathered
 from partc.passes.scheduling.prove_in_place import prove_in_place
 from partc.passes.scheduling.schedule import Chunk, Communication
 from partc.passes.scheduling.segment_work import Work, WorkCounter
+from partc.passes.scheduling.session_memory import session_bytes, vanishing_values
 from partc.passes.scheduling.share_memory import share_memory
 from partc.passes.scheduling.write_segments import Segment, SegmentWriter, row_shape
 from partc.runtime.plan.program import Buffer, Instruction, RowShape, Run, Site, Slice, Store, Wait
@@ -225,17 +226,22 @@ class ProgramMaker:
             own = replace(chunk, nodes=nodes)
             segment = self.writer.make(own, read_later, self.program.renamed.keys())
             work = self._work.count(nodes, read_later)
-            self._segments[key] = segment, work, self._sizes(nodes, read_later, segment)
+            self._segments[key] = segment, work, self._sizes(own, read_later, segment)
         return self._segments[key]
 
-    def _sizes(self, nodes: list[gs.Node], read_later: set[str], segment: Segment) -> SegmentBytes:
+    def _sizes(self, chunk: Chunk, read_later: set[str], segment: Segment) -> SegmentBytes:
         sizes = {
             tensor.name: self._work.expected_bytes(tensor)
-            for node in nodes
+            for node in chunk.nodes
             for tensor in node.outputs
             if tensor.name not in self.program.renamed
         }
-        inner = lives_of(nodes, sizes, read_later).peak_bytes
+        if self.writer.on_cpu or chunk.site == "server":
+            vanishing = vanishing_values(chunk.nodes, read_later, sizes)
+            made = {name: nbytes for name, nbytes in sizes.items() if name not in vanishing}
+            inner = session_bytes(chunk.nodes, made, read_later)
+        else:
+            inner = lives_of(chunk.nodes, sizes, read_later).peak_bytes
         return SegmentBytes(tuple(sizes.get(name, 0) for name in segment.writes), inner)
 
     def _name(self, value: str, microbatch: int | None = None) -> str:

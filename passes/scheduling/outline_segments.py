@@ -26,6 +26,7 @@ class SegmentOutliner:
     shapes: dict[str, PartialShape]
     dtypes: dict[str, np.dtype] = field(default_factory=dict)
     names_kernels: bool = True
+    on_cpu: bool = True  # workers' segments run on CPUs
 
     def __post_init__(self) -> None:
         self._racing = _racing(self.functions)

@@ -82,7 +82,7 @@ class WorkCounter:
 
     def count(self, nodes: Sequence[gs.Node], read_later: AbstractSet[str]) -> Work:
         """Return the work of a chunk, some of whose values others read."""
-        cached = _cached(nodes, read_later)
+        cached = cached_values(nodes, read_later)
         transposes = self._transposes
         if self._names_kernels:
             transposes = absorbed_transposes(nodes, read_later) | transposes
@@ -202,7 +202,7 @@ def _sum(one: Counts, other: Counts) -> Counts:
     return (one[0] + flops, one[1] + touched, one[2] + streamed, one[3] + sorted_ids, one[4] + packed)
 
 
-def _cached(nodes: Sequence[gs.Node], read_later: AbstractSet[str]) -> set[str]:
+def cached_values(nodes: Sequence[gs.Node], read_later: AbstractSet[str]) -> set[str]:
     """Return what stays in the cache: what one pointwise op hands to the next."""
     pointwise = [node for node in nodes if node.op in BLOCKABLE_OPS]
     intermediates = {tensor.name for node in pointwise for tensor in node.outputs} - read_later
