@@ -34,7 +34,7 @@ from partc.compiler.options import SEARCH_BUDGET, Options, Partitioner, SearchOp
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.report.choices.describe_mesh import describe_grid
-from partc.compiler.report.units import seconds
+from partc.compiler.report.units import seconds, size
 from partc.runtime.data.batches import fixed_sizes
 from partc.runtime.plan.program import IDLE, Plan, rounding_of
 
@@ -125,7 +125,19 @@ def _warnings(compilation: Compilation) -> list[str]:
         )
     if compilation.uneven_stages:
         warnings.append(compilation.uneven_stages)
+    if scarce := _scarce_memory(compilation):
+        warnings.append(scarce)
     return [*warnings, *unusable_gpus(compilation.cluster)]
+
+
+def _scarce_memory(compilation: Compilation) -> str:
+    """Say by how much the fullest rank is predicted to exceed its device, empty where it fits."""
+    fullest = max(compilation.memory, key=lambda needs: needs.needed_bytes / max(1, needs.limit_bytes))
+    if fullest.needed_bytes <= fullest.limit_bytes:
+        return ""
+    needed, limit = size(fullest.needed_bytes), size(fullest.limit_bytes)
+    device = compilation.plan.ranks[fullest.rank].device
+    return f"rank {fullest.rank} is predicted to take {needed} at its fullest, {device} has {limit}"
 
 
 def _record(compilation: Compilation, out: Path, warnings: list[str]) -> Compiled:
@@ -141,6 +153,7 @@ def _record(compilation: Compilation, out: Path, warnings: list[str]) -> Compile
             m.buffers_bytes,
             m.values_bytes,
             m.activations_bytes,
+            m.process_bytes,
             m.limit_bytes,
         )
         for m in compilation.memory

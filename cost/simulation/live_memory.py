@@ -66,14 +66,19 @@ def _fixed_values(plan: Plan, rank: Rank) -> set[str]:
 
 def _fed(plan: Plan, rank: Rank) -> Iterator[tuple[str, int]]:
     """Yield each input that a rank is given, or draws, with its bytes."""
-    for entry in inputs_of(plan, rank):
-        shape = [size if isinstance(size, int) else 1 for size in total_shape(plan, entry)]
-        parts = 1 if entry.sample_axis is None else plan.replicas
-        yield entry.name, prod(shape) // parts * np.dtype(entry.dtype).itemsize
+    yield from input_bytes(plan, rank)
     for drawn in draws_of(plan, rank):
         parts = plan.replicas if drawn.sample_axis is not None and plan.batch == "global" else 1
         elements = prod(evaluate_size(size, plan.sizes) for size in drawn.shape)
         yield drawn.name, elements // parts * np.dtype(drawn.dtype).itemsize
+
+
+def input_bytes(plan: Plan, rank: Rank) -> Iterator[tuple[str, int]]:
+    """Yield each data input that a rank is given with the bytes of its share."""
+    for entry in inputs_of(plan, rank):
+        shape = [size if isinstance(size, int) else 1 for size in total_shape(plan, entry)]
+        parts = 1 if entry.sample_axis is None else plan.replicas
+        yield entry.name, prod(shape) // parts * np.dtype(entry.dtype).itemsize
 
 
 def _made(plan: Plan, rank: Rank, program: tuple[Instruction, ...]) -> Iterator[tuple[str, int]]:

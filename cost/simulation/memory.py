@@ -7,6 +7,7 @@ values       the most that it keeps between segments: data, and what of each mic
              read later (live_memory.py)
 activations  what its segments make besides, at the moment when that is most. An estimate: what the pieces
              that onnxruntime's arena is in leave unused is not in it
+process      what a CPU rank's process takes besides (process_memory.py)
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from partc.cost.cluster.cluster import Cluster, ClusterRank
 from partc.cost.cluster.machines import Host
 from partc.cost.cluster.profiles import PROFILES
 from partc.cost.simulation.live_memory import LiveBytes, live_bytes, live_kind
+from partc.cost.simulation.process_memory import process_bytes
 from partc.runtime.errors import DoesNotFit
 from partc.runtime.plan.held_memory import buffers_bytes, piece_bytes
 from partc.runtime.plan.program import Plan, Rank
@@ -30,6 +32,7 @@ class DeviceMemory:
     buffers_bytes: int
     values_bytes: int
     activations_bytes: int
+    process_bytes: int
     limit_bytes: int
 
     @property
@@ -40,7 +43,7 @@ class DeviceMemory:
     @property
     def needed_bytes(self) -> int:
         """Return the sum of the needs."""
-        return self.certain_bytes + self.activations_bytes
+        return self.certain_bytes + self.activations_bytes + self.process_bytes
 
 
 def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
@@ -49,12 +52,13 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
     variables = {variable.name: variable for variable in plan.variables}
     in_buffers = {piece.value for piece in plan.slices}
     buffers = {sites: buffers_bytes(plan, sites) for sites in {rank.sites for rank in plan.ranks}}
-    live: dict[object, LiveBytes] = {}
+    live: dict[object, tuple[LiveBytes, int]] = {}
     needs: list[DeviceMemory] = []
     for rank in plan.ranks:
         kind = live_kind(plan, rank)
         if kind not in live:  # ranks of one kind do the same
-            live[kind] = live_bytes(plan, rank)
+            live[kind] = live_bytes(plan, rank), process_bytes(plan, rank)
+        values, process = live[kind]
         own = in_buffers if not rank.slices else in_buffers | {piece.value for piece in rank.slices}
         pieces = [(variables[piece.variable], piece) for piece in rank.pieces if piece.value not in own]
         sizes = [(variable.role, piece_bytes(piece, variable)) for variable, piece in pieces]
@@ -63,8 +67,9 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
             variables_bytes=sum(nbytes for _, nbytes in sizes),
             slots_bytes=sum(nbytes for role, nbytes in sizes if role != "parameter"),
             buffers_bytes=buffers[rank.sites],
-            values_bytes=live[kind].between_runs,
-            activations_bytes=live[kind].peak - live[kind].between_runs,
+            values_bytes=values.between_runs,
+            activations_bytes=values.peak - values.between_runs,
+            process_bytes=process,
             limit_bytes=limit_bytes(rank, hosts[rank.host]),
         )
         needs.append(need)
@@ -74,7 +79,8 @@ def memory_of(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
 def check_memory(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
     """Return the memory of every rank. Raises DoesNotFit where it is less than is certain.
 
-    Activations are an estimate, so they are reported but refuse nothing.
+    Activations are an estimate, and a process shares what it takes with others, so they refuse nothing:
+    whoever compiles is told where they are more than the device has.
     """
     memory = memory_of(plan, cluster)
     fullest = max(memory, key=lambda need: need.certain_bytes - need.limit_bytes)

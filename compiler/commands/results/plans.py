@@ -21,6 +21,7 @@ class RankMemory(Record, frozen=True):
     buffers_bytes: int
     values_bytes: int
     activations_bytes: int
+    process_bytes: int
     limit_bytes: int
 
 

@@ -31,6 +31,7 @@ class DeviceRow:
     buffers: str
     values: str  # kept between segments
     activations: str
+    process: str
     needed: str
     limit: str
     used: str
@@ -83,6 +84,7 @@ def _describe(
         buffers=size(needs.buffers_bytes),
         values=size(needs.values_bytes),
         activations=size(needs.activations_bytes),
+        process=size(needs.process_bytes),
         needed=size(needs.needed_bytes),
         limit=size(needs.limit_bytes),
         used=percent(needs.needed_bytes / max(1, needs.limit_bytes)),
@@ -102,4 +104,5 @@ def _kinds(needs: DeviceMemory) -> tuple[tuple[str, int], ...]:
         ("buffers", needs.buffers_bytes),
         ("values", needs.values_bytes),
         ("activations", needs.activations_bytes),
+        ("process", needs.process_bytes),
     )

@@ -34,6 +34,7 @@ from partc.compiler.verification.ranks import launch_in_process
 from partc.compiler.verification.verify import verify
 from partc.runtime.jobs.job import JOB_FILE
 from partc.runtime.plan.record import Record
+from tests.builders.plans.compiled_reports import plain
 from tests.checks.command_line import EXAMPLES, MLP, done, make_mlp, partc
 
 Answered = TypeVar("Answered", bound=Record)
@@ -62,6 +63,22 @@ def answered(kind: type[Answered], *arguments: object) -> Answered:
     answer = partc(*arguments, "--json")
     assert answer.code == 0, answer.error
     return msgspec.json.decode(answer.out, type=kind)
+
+
+def test_a_rank_that_takes_more_than_its_device_has_is_warned_of(folder: Path, tmp_path: Path) -> None:
+    roomy = msgspec.json.decode(Path(ALONE).read_bytes())
+    small = roomy | {"hosts": [host | {"memory_bytes": 2 * 60_000_000} for host in roomy["hosts"]]}
+    (tmp_path / "small.json").write_bytes(msgspec.json.encode(small))
+
+    compiled = (
+        answered(Compiled, "compile", folder / "train.onnx", "-c", cluster, "-o", tmp_path / name)
+        for cluster, name in ((ALONE, "roomy"), (tmp_path / "small.json", "small"))
+    )
+
+    assert [[plain(w) for w in each.warnings if "at its fullest" in w] for each in compiled] == [
+        [],
+        ["rank 0 is predicted to take 98.0 MB at its fullest, host0/cpu0 has 60.0 MB"],
+    ]
 
 
 def test_models_and_steps_answer(folder: Path, tmp_path: Path) -> None:

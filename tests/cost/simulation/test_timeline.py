@@ -9,6 +9,7 @@ from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, groups_of, ranks
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.cost.cluster.profiles import OVERSUBSCRIBED_WAIT_S, PER_COMMUNICATION_S
 from partc.cost.simulation.memory import memory_of
+from partc.cost.simulation.process_memory import PROCESS_BYTES
 from partc.cost.simulation.timeline import Event, Measured, Timeline, simulate
 from partc.runtime.plan.boxes import rows_box
 from partc.runtime.plan.program import (
@@ -381,7 +382,7 @@ def test_memory_counts_shards_buffers_once_and_activations() -> None:
     assert memory[0].variables_bytes == 25 * 4 * 4  # W lies in the bucket
     assert memory[0].buffers_bytes == 64 + 16
     assert memory[0].activations_bytes == 500
-    assert memory[0].needed_bytes == 400 + 80 + 500
+    assert memory[0].needed_bytes == 400 + 80 + 500 + PROCESS_BYTES
     assert memory[1].buffers_bytes == 64
     assert memory[0].limit_bytes == 2 * 2**30  # two devices share 4 GiB
 
