@@ -13,7 +13,7 @@ from partc.compiler.report.describe_assumptions import measured_sentence
 from partc.compiler.report.units import plural, size
 from partc.cost.sparsity import Sparsity
 from partc.passes.graph.facts import Facts
-from partc.passes.graph.training_graph import Gradient, TrainingGraph
+from partc.passes.graph.training_graph import TrainingGraph
 from partc.passes.roles.find_roles import Role, Roles, find_roles
 from partc.passes.search.operators.find_groups import OperatorGroup, find_groups
 from partc.runtime.plan.variables import DataInput
@@ -29,7 +29,7 @@ class InspectedVariable:
     nbytes: int
     role: Role
     parameter: str | None  # that a slot belongs to
-    gradient: str  # "dense dW", "sparse (ids, rows)" or ""
+    gradient: str  # "dense dW", "sparse (ids, rows)", "unfound (why)" or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +183,17 @@ def _variables(training: TrainingGraph, roles: Roles) -> tuple[InspectedVariable
             int(np.prod(variable.shape, dtype=np.int64)) * variable.dtype.itemsize,
             roles.variables[name].role,
             roles.variables[name].parameter,
-            _spell(training.gradients.get(name)),
+            _spell(training, name),
         )
         for name, variable in training.variables.items()
     )
 
 
-def _spell(gradient: Gradient | None) -> str:
+def _spell(training: TrainingGraph, variable: str) -> str:
+    gradient = training.gradients.get(variable)
     if gradient is None:
-        return ""
+        why = training.unfound_gradients.get(variable)
+        return f"unfound ({why})" if why else ""
     return f"sparse ({gradient.ids}, {gradient.rows})" if gradient.is_sparse else f"dense {gradient.dense}"
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -10,12 +11,15 @@ INTERRUPTED = 128 + signal.SIGINT
 
 def main() -> int:
     """Run a command and return its exit code. Ctrl-C ends it well while it is imported, too."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # what is ignored, as in the background, stays so
+    # What is ignored, as in the background, stays so; and other threads set no signals.
+    is_main = threading.current_thread() is threading.main_thread()
+    is_ours = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:
         signal.signal(signal.SIGINT, _leave)
     from partc.compiler.commands.cli import main as run_command
 
-    signal.signal(signal.SIGINT, before)
+    if is_ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return run_command()
 
 

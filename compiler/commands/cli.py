@@ -176,8 +176,8 @@ def _refusing_functions() -> Iterator[None]:
         if not name:
             raise
         what = f"{name} gives no more batches: {type(error).__name__}: {error}"
-        at, fix = (f"--data, {line}", "mend what the named line does") if line else ("--data", f"mend {name}")
-        raise BadData(what, at=at, fix=fix) from error
+        fix = "mend what the named line does" if line else f"mend {name}"
+        raise BadData(what, at=line or name, fix=fix) from error
 
 
 def _replace_what_cannot_be_printed() -> None:

@@ -41,6 +41,14 @@ class Bindings(Record, frozen=True, omit_defaults=True):
     shards: dict[str, Holds] = msgspec.field(default_factory=dict)  # input -> what the runtime gives it
     found: bool = False  # the gradients are what partc found: who reads the file again finds them again
 
+    @property
+    def tensors(self) -> set[str]:
+        """The tensors that are named: the loss, gradients, next values and what a forward model returns."""
+        gradients = self.gradients.values()
+        parts = {name for gradient in gradients for name in (gradient.dense, gradient.ids, gradient.rows)}
+        named = {self.loss, *self.state.values(), *self.forward_outputs, *parts}
+        return {name for name in named if name is not None}
+
 
 def read_bindings(model: onnx.ModelProto, path: Path | None) -> Bindings:
     """Return what the sidecar says, or else the metadata; nothing if there is neither."""

@@ -6,22 +6,28 @@
 What is named from then on is read: a MaxPool that makes Indices runs on all samples at once, another on some.
 """
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 
 import onnx
 
-from partc.compiler.model_files.cut_model import reads_of
+from partc.compiler.model_files.cut_model import needed_for, reads_of
 from partc.compiler.model_files.model_file import nodes_of
 
 OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 KEPT = frozenset({"BatchNormalization"})  # up to opset 13, that it makes them says that it trains
 
 
-def drop_unread_outputs(model: onnx.ModelProto) -> None:
-    """Drop, in place, optional outputs of the standard's ops that neither a node nor the graph reads."""
+def drop_unread_outputs(model: onnx.ModelProto, named: Collection[str] = ()) -> None:
+    """Drop, in place, optional outputs of the standard's ops that lead to no output, and what reads those.
+
+    `named`: tensors beside the outputs that somebody asks for.
+    """
     version = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
-    outputs = {value.name for value in model.graph.output}
-    read = outputs.union(*map(reads_of, model.graph.node))
+    wanted = {*(value.name for value in model.graph.output), *named}
+    needed = needed_for(model.graph, wanted)
+    read = wanted.union(*map(reads_of, needed))
+    del model.graph.node[:]
+    model.graph.node.extend(needed)
     for node in nodes_of(model.graph):
         is_standard = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type, version)
         if len(node.output) > 1 and is_standard and node.op_type not in KEPT:

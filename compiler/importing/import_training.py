@@ -128,7 +128,7 @@ def read_training_graph(
         initials = dict.fromkeys(bindings.state, Constant(0.0)) | initials
     _drop_initials(model, bindings)
     name_nodes(model.graph)
-    drop_unread_outputs(model)
+    drop_unread_outputs(model, bindings.tensors)
     if has_own:
         model, bindings = _lower_own_ops(model, bindings)
     model, bindings = _lower_training_ops(model, bindings)

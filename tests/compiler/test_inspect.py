@@ -3,7 +3,7 @@ from rich.console import Console
 from partc.compiler.inspect import inspect_graph
 from partc.compiler.planning.choose_reading import describe_departures, judge_step
 from partc.passes.roles.find_gradients import find_gradients
-from tests.builders.graphs.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, TABLE, import_step
+from tests.builders.graphs.foreign_steps import ADAM, CLIPPED, COUNTED, SGD, SQUARED, TABLE, import_step
 
 
 def shown(text: str, flops: dict[str, int] | None = None) -> str:
@@ -32,6 +32,11 @@ def test_sparse_gradients_and_ranges_are_told() -> None:
 
     assert "sparse" in text
     assert "0 to 9" in text
+
+
+def test_a_gradient_that_is_not_found_is_told() -> None:
+    (line,) = (line for line in shown(SQUARED).splitlines() if line.startswith("│ W "))
+    assert "unfound" in line
 
 
 def test_flops_are_summed_by_part() -> None:

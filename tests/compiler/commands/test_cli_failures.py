@@ -82,7 +82,10 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_what_was_there(folder: Pat
 )
 @pytest.mark.parametrize(
     ("function", "said", "at"),
-    [("fails_later", "ValueError: mine", "later_batches.py:7"), ("of_c", "TypeError: 'int'", "--data")],
+    [
+        ("fails_later", "ValueError: mine", "later_batches.py:7"),
+        ("of_c", "TypeError: 'int'", "later_batches:of_c"),
+    ],
 )
 def test_a_function_that_fails_behind_its_first_batch_is_no_mistake_of_partc(
     folder: Path, command: str, function: str, said: str, at: str

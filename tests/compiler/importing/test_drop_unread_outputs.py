@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from partc.compiler.importing.bindings import Bindings
 from partc.compiler.importing.drop_unread_outputs import drop_unread_outputs
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import GraphOptions
@@ -20,6 +21,7 @@ CASES = {
     "y = If (yes) <then_branch = g () => (float[1,2,2] t) { t = Abs (h) }, "
     "else_branch = g () => (float[1,2,2] e) { e = Neg (h) }>": ["Y", "h"],
     "k = Constant <value_ints = [1]> () y, i = TopK (x, k)": ["y", "i"],
+    f"{LSTM} y = Abs (Y) unread = Abs (h)": ["Y"],
 }
 
 
@@ -31,6 +33,17 @@ def test_only_what_is_optional_and_unread_is_dropped(nodes: str) -> None:
 
     (node,) = [node for node in model.graph.node if node.op_type in ("LSTM", "TopK")]
     assert list(node.output) == CASES[nodes]
+
+
+def test_what_is_named_apart_from_the_outputs_is_kept() -> None:
+    text = (
+        f"step (float[3,2,4] x, float[1,8,4] W, float[1,8,2] R) => (float[a,b,c] y) {{ {LSTM} y = Abs (Y) }}"
+    )
+    model = parse(text)
+
+    drop_unread_outputs(model, Bindings(loss="c").tensors)
+
+    assert list(model.graph.node[0].output) == ["Y", "", "c"]
 
 
 @pytest.mark.parametrize("strategy", ["data=2", "tensor=2", "spatial=2", "data=2,spatial=2"])
