@@ -17,12 +17,12 @@ from functools import partial
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from onnx.inliner import inline_local_functions
 
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.tensor_types import Shape, TensorType, small_constants, value_info
 from partc.compiler.importing.symbolic_types import symbolic_types
-from partc.compiler.model_files.model_file import subgraphs_of
+from partc.passes.graph.bodies import subgraphs_of
+from partc.passes.graph.inline_functions import inline_local_functions
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.variables import DrawnInput, Normal, Uniform
 

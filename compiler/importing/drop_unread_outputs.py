@@ -11,7 +11,7 @@ from collections.abc import Collection, Set
 import onnx
 
 from partc.compiler.model_files.cut_model import needed_for, reads_of
-from partc.compiler.model_files.model_file import nodes_of
+from partc.passes.graph.bodies import nodes_of
 
 OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 KEPT = frozenset({"BatchNormalization"})  # up to opset 13, that it makes them says that it trains

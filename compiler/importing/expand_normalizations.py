@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 
 import onnx
-from onnx.inliner import inline_local_functions
 
 from partc.compiler.differentiation.forward.expand_ops import names_in
 from partc.compiler.differentiation.forward.widen_mixed_types import widen_mixed_types
@@ -20,7 +19,8 @@ from partc.compiler.differentiation.forward_node import ForwardNode
 from partc.compiler.differentiation.node_builder import NodeBuilder
 from partc.compiler.differentiation.rules.normalization import expand_training_batch_normalization
 from partc.compiler.differentiation.tensor_types import Types, infer_types
-from partc.compiler.model_files.model_file import nodes_of, subgraphs_of
+from partc.passes.graph.bodies import nodes_of, subgraphs_of
+from partc.passes.graph.inline_functions import inline_local_functions
 from partc.runtime.errors import UnsupportedModel
 
 FIRST_STATISTIC = 3  # of the inputs: the running mean, and behind it the variance

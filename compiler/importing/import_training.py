@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx.external_data_helper import load_external_data_for_tensor
-from onnx.inliner import inline_local_functions
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from partc.compiler.differentiation.forward.settle_windows import settle_windows
@@ -67,6 +66,7 @@ from partc.compiler.options import GraphOptions
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.passes.graph.infer_facts import infer_facts
 from partc.passes.graph.infer_shapes import infer_shapes
+from partc.passes.graph.inline_functions import inline_local_functions
 from partc.passes.graph.simplify import expand_casts, simplify
 from partc.passes.graph.training_graph import IR_VERSION, Gradient, InitialValue, TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients

@@ -15,7 +15,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from partc.compiler.differentiation.tensor_types import small_constants
-from partc.compiler.model_files.model_file import subgraphs_of
+from partc.passes.graph.bodies import subgraphs_of
 
 BODY_DOMAIN = "partc.bodies"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import helper
 
-from partc.compiler.model_files.model_file import nodes_of
+from partc.passes.graph.bodies import nodes_of
 from partc.runtime.errors import UnsupportedModel
 
 MODE_OPSET = 14  # the first whose BatchNormalization has a training_mode

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 import onnx
 from onnx import helper
 
-from partc.compiler.model_files.model_file import subgraphs_of
+from partc.passes.graph.bodies import subgraphs_of
 
 
 def leaves_of(graph: onnx.GraphProto, outputs: Iterable[str], boundary: Collection[str]) -> set[str]:

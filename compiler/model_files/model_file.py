@@ -21,6 +21,7 @@ from partc.compiler.importing.merge_opsets import merge_opsets
 from partc.compiler.model_files.check_bodies import check_bodies
 from partc.compiler.model_files.check_tensors import check_tensors
 from partc.compiler.model_files.run_checker import newest_opset, run_checker
+from partc.passes.graph.bodies import subgraphs_of
 from partc.passes.graph.infer_shapes import limited_memory, try_inference
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.runtime.errors import BadModel, PartcError, UnsupportedModel
@@ -184,22 +185,6 @@ def _check_graph(
     for node in graph.node:
         for subgraph in subgraphs_of(node):
             _check_graph(subgraph, outer=visible_names, versions=versions, functions=functions)
-
-
-def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph and of its bodies."""
-    for node in graph.node:
-        yield node
-        for body in subgraphs_of(node):
-            yield from nodes_of(body)
-
-
-def subgraphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """Return the bodies of an If, Loop or Scan; nothing for other ops."""
-    subgraphs = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
-    for attribute in node.attribute:
-        subgraphs += list(attribute.graphs)
-    return subgraphs
 
 
 def _given_names(graph: onnx.GraphProto) -> set[str]:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import onnx
-from onnx import helper, inliner, numpy_helper
+from onnx import helper, numpy_helper
 
-from partc.compiler.model_files.model_file import subgraphs_of
+from partc.passes.graph.bodies import subgraphs_of
+from partc.passes.graph.inline_functions import inline_selected_functions
 
 Types = Mapping[str, onnx.TypeProto]
 
@@ -35,7 +36,7 @@ def inline_products(model: onnx.ModelProto) -> onnx.ModelProto:
     while more := {name for name, ops in called.items() if ops & multiply} - multiply:
         multiply |= more
     products = sorted(multiply - PRODUCTS)
-    return inliner.inline_selected_functions(model, products) if products else model
+    return inline_selected_functions(model, products) if products else model
 
 
 def _ops(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:

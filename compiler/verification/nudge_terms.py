@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnx.inliner import inline_local_functions
 
 from partc.compiler.model_files.cut_model import reads_of
-from partc.compiler.model_files.model_file import subgraphs_of
 from partc.compiler.verification.sessions import eps_of
+from partc.passes.graph.bodies import subgraphs_of
+from partc.passes.graph.inline_functions import inline_local_functions
 
 SCATTER = 2.0**-10  # far more than eps, and too little for another step
 REARRANGING = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

@@ -28,7 +28,6 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 from onnx import helper
-from onnx.inliner import inline_local_functions
 
 from partc.compiler.importing.bindings import Bindings, read_bindings
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
@@ -39,6 +38,7 @@ from partc.compiler.verification.rounding import RoundingError, measure_rounding
 from partc.compiler.verification.sessions import Array, Session, convolving, eps_of
 from partc.compiler.verification.split_step import SplitStep, Tensors
 from partc.compiler.verification.touched_rows import Uses, distinct_rows, find_tables, places, read_by_places
+from partc.passes.graph.inline_functions import inline_local_functions
 from partc.passes.graph.training_graph import IR_VERSION
 from partc.runtime.errors import BadPlan
 from partc.runtime.plan.program import Plan, rounding_of

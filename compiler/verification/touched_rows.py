@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from partc.compiler.model_files.cut_model import leaves_of
-from partc.compiler.model_files.model_file import subgraphs_of
+from partc.passes.graph.bodies import subgraphs_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Uses = dict[str, tuple[str, ...]]  # table -> the tensors of indices by which its rows are read and written

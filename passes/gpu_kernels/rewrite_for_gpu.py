@@ -9,13 +9,13 @@ reductions, products, Concats    split                split_nodes.py
 """
 
 import onnx
-from onnx.inliner import inline_local_functions
 
 from partc.passes.gpu_kernels.fold_constants import fold_constants
 from partc.passes.gpu_kernels.gpu_segment import GpuSegment
 from partc.passes.gpu_kernels.ordered_sums import sum_rows_in_order
 from partc.passes.gpu_kernels.split_nodes import split_concats, split_products, split_reductions
 from partc.passes.graph.infer_shapes import infer_shapes
+from partc.passes.graph.inline_functions import inline_local_functions
 from partc.passes.indexed_rows.indexed_slices import FUNCTION_DOMAIN, SUM_ROWS
 from partc.passes.windows.read_windows import weight_gradient_of
 from partc.passes.windows.window_functions import conv_weight_gradient

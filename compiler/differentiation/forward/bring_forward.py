@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import onnx
-from onnx import helper, inliner
+from onnx import helper
 
 from partc.compiler.differentiation.expansions.table import EXPANSIONS
 from partc.compiler.differentiation.forward.control_flow import unroll_control_flow
@@ -32,6 +32,7 @@ from partc.compiler.differentiation.tensor_types import (
 )
 from partc.compiler.model_files.convert_opset import convert_opset
 from partc.compiler.model_files.model_file import onnx_transforming
+from partc.passes.graph.inline_functions import inline_local_functions
 from partc.passes.graph.training_graph import IR_VERSION
 from partc.runtime.errors import UnsupportedModel
 
@@ -99,7 +100,7 @@ def _to_our_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         with onnx_transforming(
             model, "ONNX cannot inline the model's functions", fix="export the model without functions"
         ):
-            model = inliner.inline_local_functions(model, convert_version=True)
+            model = inline_local_functions(model, convert_version=True)
     versions = {opset.domain: opset.version for opset in model.opset_import}
     version = versions.get("", versions.get("ai.onnx", 1))
     foreign = next((n for n in model.graph.node if n.domain not in ("", "ai.onnx")), None)

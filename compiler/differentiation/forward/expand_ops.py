@@ -12,6 +12,7 @@ from partc.compiler.differentiation.expansions.table import EXPANSIONS
 from partc.compiler.differentiation.forward_node import ForwardNode
 from partc.compiler.differentiation.node_builder import BodyBuilder
 from partc.compiler.differentiation.tensor_types import Types, infer_types, small_constants
+from partc.passes.graph.inline_functions import spell_out_defaults
 
 
 def is_expandable(op_type: str, opset: int) -> bool:
@@ -133,20 +134,16 @@ def names_in_subgraphs(node: onnx.NodeProto) -> set[str]:
 
 def inline_functions(model: onnx.ModelProto, op_types: Collection[str], opset: int) -> onnx.ModelProto:
     """Replace the nodes of the given types by the bodies that ONNX defines."""
-    _spell_out_defaults(model.graph, op_types, opset)
+    defaults = {("", op_type, ""): _defaults_of(op_type, opset) for op_type in op_types}
+    spell_out_defaults(model.graph.node, defaults)  # ONNX's inliner leaves out what the body reads of them
     ids = [("", op_type) for op_type in sorted(op_types)]
     return inliner.inline_selected_functions(model, ids, inline_schema_functions=True)
 
 
-def _spell_out_defaults(graph: onnx.GraphProto, op_types: Collection[str], opset: int) -> None:
-    """Give nodes their default attributes: ONNX's inliner leaves out what the body reads of them."""
-    for node in graph.node:
-        if node.op_type not in op_types or not has_function(node.op_type, opset):
-            continue
-        attribute_names = {attribute.name for attribute in node.attribute}
-        schema = onnx.defs.get_schema(node.op_type, opset)
-        node.attribute.extend(
-            attribute.default_value
-            for name, attribute in sorted(schema.attributes.items())
-            if name not in attribute_names and attribute.default_value.name
-        )
+def _defaults_of(op_type: str, opset: int) -> list[onnx.AttributeProto]:
+    if not has_function(op_type, opset):
+        return []
+    attributes = onnx.defs.get_schema(op_type, opset).attributes
+    return [
+        attribute.default_value for _, attribute in sorted(attributes.items()) if attribute.default_value.name
+    ]

@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from partc.compiler.differentiation.tensor_types import Shape, type_of, without_large_values
-from partc.compiler.model_files.model_file import nodes_of, subgraphs_of
+from partc.passes.graph.bodies import nodes_of, subgraphs_of
 from partc.passes.graph.infer_shapes import infer_shapes
 from partc.passes.windows.windows import AxisSizes, Windows, lay_windows
 from partc.runtime.errors import UnsupportedModel

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum, Optimizer
-from tests.checks.training_steps import facts_of, fetch, initial_variables, train
+from tests.checks.training_steps import facts_of, fetch, initial_variables, session, train
 
 RNG = np.random.default_rng(3)
 
@@ -237,3 +237,30 @@ def test_inference_dropout_disappears() -> None:
     model = build_training_graph(parse(text, W=W), loss="mse", optimizer=SGD())
 
     assert "Dropout" not in {node.op_type for node in model.graph.node}
+
+
+# ---------------------------------------------------------------- functions
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "act <k: float = 0.25> (x) => (y) { y = Elu <alpha: float = @k> (x) }",
+        "act <k: float = 3.0> (x) => (y) { c = Constant <value_float: float = @k> () y = Mul (x, c) }",
+    ],
+    ids=["Elu", "Constant"],
+)
+def test_a_function_has_the_defaults_of_what_its_call_leaves_out(function: str) -> None:
+    forward = parse(
+        "(float[4,3] x) => (float loss) { h = MatMul (x, W) a = my.act (h) s = Mul (a, a) "
+        f'loss = ReduceMean <keepdims = 0> (s) }} <domain: "my", opset_import: ["": 21]> {function}',
+        W=W.astype(np.float32),
+    )
+    forward.opset_import.add(domain="my", version=1)
+    batch = {"x": X.astype(np.float32)}
+
+    model = build_training_graph(forward, loss="loss", optimizer=SGD(0.1))
+
+    (loss,), _ = train(model, [batch])
+    (expected,) = session(forward).run(None, batch)
+    assert loss == pytest.approx(float(expected), rel=1e-6)
