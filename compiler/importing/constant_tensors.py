@@ -1,4 +1,4 @@
-"""Tensors that hold one value over and over: recognised by streaming, then made instead of stored.
+"""Constants, embedded in the model; those of one value over and over are made instead of stored.
 
     before   initializer zeros float[800000, 512]     after   ConstantOfShape <value = 0> ([800000, 512])
 
@@ -6,12 +6,16 @@ PyTorch's exporter bakes the accumulator of an embedding's gradient at the table
 """
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnx.external_data_helper import ExternalDataInfo
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model
+
+from partc.compiler.model_files.model_file import PROTOBUF_LIMIT_BYTES
+from partc.runtime.errors import UnsupportedModel
 
 STREAM_FROM_BYTES = 1 << 16  # smaller tensors are not worth the reading
 _CHUNK_BYTES = 1 << 22
@@ -22,7 +26,7 @@ def repeated_value(tensor: TensorProto, folder: Path) -> np.ndarray | None:
     if tensor.data_type == TensorProto.STRING:
         return None
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    if int(np.prod(tensor.dims, dtype=np.int64)) * dtype.itemsize < STREAM_FROM_BYTES:
+    if _size_bytes(tensor) < STREAM_FROM_BYTES:
         return None
     first: bytes | None = None
     for chunk in _chunks(tensor, folder):
@@ -52,8 +56,33 @@ def _file_chunks(info: ExternalDataInfo, folder: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def make_repeated_constants(model: onnx.ModelProto, folder: Path) -> int:
-    """Replace large initializers of one repeated value by ConstantOfShape; return how many."""
+def embed_constants(model: onnx.ModelProto, folder: Path) -> None:
+    """Bring all external data into the model: no such files lie beside a plan's copy of it.
+
+    Raises UnsupportedModel if the constants are more than a model can hold.
+    """
+    _make_repeated_constants(model, folder)
+    sizes = {tensor.name: _size_bytes(tensor) for tensor in model.graph.initializer}
+    if sum(sizes.values()) > PROTOBUF_LIMIT_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise UnsupportedModel(
+            f"{sum(sizes.values())} bytes of constants, but a plan's model holds at most "
+            f"{PROTOBUF_LIMIT_BYTES}",
+            at=f"initializer {largest!r} ({sizes[largest]} bytes)",
+            fix="make it an input and an output too, a variable that never changes: --state "
+            f"{largest}={largest},...",
+        )
+    load_external_data_for_model(model, str(folder))
+
+
+def _size_bytes(tensor: TensorProto) -> int:
+    if tensor.data_type == TensorProto.STRING:
+        return 0
+    return int(prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def _make_repeated_constants(model: onnx.ModelProto, folder: Path) -> None:
+    """Replace large initializers of one repeated value by ConstantOfShape."""
     graph = model.graph
     inputs = {info.name for info in graph.input}
     constant_nodes: list[onnx.NodeProto] = []
@@ -66,7 +95,6 @@ def make_repeated_constants(model: onnx.ModelProto, folder: Path) -> int:
         nodes = constant_nodes + list(graph.node)
         del graph.node[:]
         graph.node.extend(nodes)
-    return len(constant_nodes) // 2
 
 
 def _constant_of_shape(name: str, shape: tuple[int, ...], value: np.ndarray) -> list[onnx.NodeProto]:

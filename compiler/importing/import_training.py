@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx.external_data_helper import load_external_data_for_tensor
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from partc.compiler.differentiation.forward.settle_windows import settle_windows
@@ -27,7 +26,7 @@ from partc.compiler.importing.bindings import (
     read_bindings,
     write_bindings,
 )
-from partc.compiler.importing.constant_tensors import make_repeated_constants
+from partc.compiler.importing.constant_tensors import embed_constants
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.importing.drop_unread_outputs import drop_unread_outputs
 from partc.compiler.importing.expand_normalizations import expand_normalizations
@@ -127,6 +126,7 @@ def read_training_graph(
     if not needs_initial:
         initials = dict.fromkeys(bindings.state, Constant(0.0)) | initials
     _drop_initials(model, bindings)
+    embed_constants(model, folder)
     name_nodes(model.graph)
     drop_unread_outputs(model, bindings.tensors)
     if has_own:
@@ -136,10 +136,6 @@ def read_training_graph(
     unread, bindings = drop_unread_inputs(model.graph, bindings)
     source_bytes = _source_bytes(model, bindings)
     model, drawn = draw_random_inputs(model)
-    make_repeated_constants(model, folder)
-    for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            load_external_data_for_tensor(tensor, str(folder))
     declare_loop_outputs(model.graph)
     name_outputs(model.graph)
     model = _upgrade(model)

@@ -10,6 +10,7 @@ import pytest
 from onnx import numpy_helper
 from safetensors.numpy import save_file
 
+from partc.compiler.importing import constant_tensors
 from partc.compiler.importing.bindings import (
     METADATA_KEY,
     Bindings,
@@ -227,6 +228,22 @@ def test_constants_in_external_data_are_brought_in_and_variables_are_not(tmp_pat
     assert isinstance(initial, StoredTensor)
     assert not initial.proto.raw_data
     assert np.allclose(initial.load(), 2.0)
+    source = onnx.ModelProto.FromString(training.source)  # lies in a plan, with no data beside it
+    assert not any(tensor.external_data for tensor in source.graph.initializer)
+
+
+def test_constants_that_no_model_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parse(SGD.replace("float lr = {0.1}", "float[4,3] lr"))
+    model.graph.initializer.append(numpy_helper.from_array(np.full((4, 3), 0.1, np.float32), "lr"))
+    model = with_zeros(model, "W")
+    monkeypatch.setattr(constant_tensors, "PROTOBUF_LIMIT_BYTES", 50)
+
+    with pytest.raises(UnsupportedModel, match=r"'lr' \(48 bytes\)\n  fix: .*--state lr=lr"):
+        import_training_graph(model, GraphOptions(state=STATE))
+
+    model.graph.input.append(onnx.helper.make_tensor_value_info("lr", 1, [4, 3]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("lr", 1, [4, 3]))
+    assert "lr" in import_training_graph(model, GraphOptions(state={**STATE, "lr": "lr"})).variables
 
 
 def test_a_variable_that_never_changes_gets_a_next_value_of_its_own() -> None:

@@ -11,14 +11,22 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
+from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.options import GraphOptions
 from partc.compiler.output.plan_files import PlanFiles
 from partc.passes.graph.training_graph import MadeTensor, StoredTensor
 from partc.runtime.errors import BadUsage
 from partc.runtime.plan.plan_folder import read_plan_folder
 from partc.runtime.plan.variables import Constant, Made, Stored
 from tests.builders.graphs.foreign_steps import ADAM, SGD, parse
-from tests.builders.plans.compiled_steps import compile_step, import_text
+from tests.builders.plans.compiled_steps import (
+    assert_trains_as_one_device,
+    compile_step,
+    import_text,
+    random_batches,
+)
 from tests.checks.command_line import hashes_of
 from tests.checks.held_folders import held_by_another
 from tests.checks.small_disk import small_disk
@@ -36,6 +44,19 @@ def test_all_but_the_report_is_hashed_in_the_plan(tmp_path: Path) -> None:
     assert {"strategy.json", "cluster.json", "annotated.onnx", "train.onnx"} <= found.keys()
     assert "initial.safetensors" in found
     assert folder.plan.predicted_step_s > 0
+
+
+def test_a_model_whose_constants_lie_in_a_file_beside_it_trains(tmp_path: Path) -> None:
+    path = tmp_path / "step.onnx"
+    model = parse(SGD.replace("float lr = {0.1}", "float[4,3] lr"))
+    model.graph.initializer.append(numpy_helper.from_array(np.full((4, 3), 0.1, np.float32), "lr"))
+    onnx.save(model, path, save_as_external_data=True, location="step.data", size_threshold=0)
+    options = GraphOptions(state={"W": "W_next"})
+
+    training = import_training_graph(path, options, needs_initial=False)
+    compiled = compile_step(training, tmp_path / "out")
+
+    assert_trains_as_one_device(compiled, random_batches(compiled.plan, steps=2))
 
 
 def test_compiling_twice_gives_identical_bytes(tmp_path: Path) -> None:
