@@ -27,6 +27,7 @@ from partc.compiler.differentiation.updates.master_weights import half_parameter
 from partc.compiler.differentiation.updates.optimizers import Optimizer
 from partc.compiler.differentiation.updates.update_builder import LEARNING_RATE, Updates
 from partc.compiler.differentiation.updates.update_options import UpdateOptions
+from partc.compiler.model_files.make_dense import make_dense
 from partc.compiler.model_files.model_file import check_model
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.passes.graph.infer_shapes import limited_memory
@@ -61,6 +62,7 @@ def build_training_graph(
     say what is trained, what is not, and why. Raises BadUsage, BadModel, UnsupportedModel.
     """
     _check_options(batch_size, reinit, ignore_index, optimizer)
+    forward = make_dense(forward)
     check_model(forward, folder)
     forward, copies = undo_merges(forward, folder)
     forward = follow_operations(forward)

@@ -59,6 +59,7 @@ from partc.compiler.importing.training_info import has_algorithm, join_training_
 from partc.compiler.model_files.check_element_types import check_element_types
 from partc.compiler.model_files.check_operand_shapes import check_operand_shapes
 from partc.compiler.model_files.convert_opset import convert_opset
+from partc.compiler.model_files.make_dense import make_dense
 from partc.compiler.model_files.model_file import check_model, onnx_transforming, read_model
 from partc.compiler.model_files.widen_vectors import inline_products, widen_vectors
 from partc.compiler.options import GraphOptions
@@ -158,7 +159,7 @@ def _read(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Path |
         model = onnx.ModelProto()
         model.CopyFrom(source)
         merge_opsets(model)
-        return model, None
+        return make_dense(model), None
     return read_model(source), Path(source)
 
 

@@ -42,7 +42,7 @@ def check_tensors(model: onnx.ModelProto, folder: Path | None) -> None:
     for message, owner, is_of_function in _messages(model, "the model"):
         match message:
             case TensorProto():
-                _check_tensor(message, owner)
+                check_tensor(message, owner)
                 if message.data_location == TensorProto.EXTERNAL:
                     _check_external(message, owner, id(message) in initializer_ids, folder)
             case onnx.TypeProto.Tensor():
@@ -110,7 +110,8 @@ def _name_of(message: Message) -> str:
 # ---------------------------------------------------------------- tensors
 
 
-def _check_tensor(tensor: TensorProto, owner: str) -> None:
+def check_tensor(tensor: TensorProto, owner: str) -> None:
+    """Raise BadModel unless a tensor holds as many values as its shape and type say."""
     at = f"tensor {tensor.name!r}" if tensor.name else owner
     if tensor.HasField("segment"):
         raise BadModel("a tensor in segments, which nobody reads", at=at, fix=_EXPORT_AGAIN)

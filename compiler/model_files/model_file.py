@@ -20,6 +20,7 @@ from partc.compiler.differentiation.tensor_types import without_large_values
 from partc.compiler.importing.merge_opsets import merge_opsets
 from partc.compiler.model_files.check_bodies import check_bodies
 from partc.compiler.model_files.check_tensors import check_tensors
+from partc.compiler.model_files.make_dense import make_dense
 from partc.compiler.model_files.run_checker import newest_opset, run_checker
 from partc.passes.graph.bodies import subgraphs_of
 from partc.passes.graph.infer_shapes import limited_memory, try_inference
@@ -76,7 +77,7 @@ def _parse(path: Path) -> onnx.ModelProto:
             fix="give a file that onnx.save or an exporter wrote",
         )
     merge_opsets(model)
-    return model
+    return make_dense(model)
 
 
 # ---------------------------------------------------------------- ONNX's own transformations
@@ -200,8 +201,7 @@ def _given_names(graph: onnx.GraphProto) -> set[str]:
                 at=f"{what}s of graph {graph.name!r}",
                 fix=f"rename or drop one {what}",
             )
-    defined = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
-    return defined | {tensor.values.name for tensor in graph.sparse_initializer}
+    return {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
 
 
 def _makers(graph: onnx.GraphProto, known_names: set[str]) -> dict[str, onnx.NodeProto]:
