@@ -55,13 +55,8 @@ class ParameterChoice:
         choices = {name: self._choose_one(name, decisions[name], declared) for name in decisions}
         if undecided_names := {name: d for name, d in choices.items() if d.verdict is Verdict.UNDECIDED}:
             raise _refusal(undecided_names, choices.keys() - undecided_names.keys())
-        possible = [name for name, d in decisions.items() if d.verdict is not Verdict.CONSTANT]
-        if possible and not any(d.verdict is Verdict.TRAINED for d in choices.values()):
-            raise BadUsage(
-                "every parameter is frozen",
-                at="--freeze",
-                fix=f"leave some of {some_of(sorted(possible))} to train",
-            )
+        if choices and not any(d.verdict is Verdict.TRAINED for d in choices.values()):
+            raise _nothing_trained(decisions)
         return choices
 
     def _choose_one(
@@ -140,11 +135,6 @@ def patterns_for(names: Collection[str], others: Collection[str]) -> list[str]:
 
 def _refusal(waiting: Mapping[str, ParameterDecision], others: Collection[str]) -> BadUsage:
     """Return the error that lists what is undecided, by reason, and the options that decide it."""
-    by_reason: dict[str, list[str]] = {}
-    for name, decision in waiting.items():
-        origin = f" (of {decision.source})" if decision.source else ""
-        by_reason.setdefault(decision.reason, []).append(name + origin)
-    groups = [f"{reason}: {first_words(names, MAX_NAMES)}" for reason, names in by_reason.items()]
     frozen = quote(",".join(patterns_for(waiting, others)))
     fix = f"--freeze {frozen} keeps all as they are, --train '*' trains all, both together choose among them"
     if any(decision.source for decision in waiting.values()):
@@ -154,6 +144,34 @@ def _refusal(waiting: Mapping[str, ParameterDecision], others: Collection[str]) 
     count = len(waiting)
     return BadUsage(
         f"nothing in the file tells whether {count} tensor{'s are' if count > 1 else ' is'} trained",
-        at="\n       ".join(groups),
+        at=_by_reason(waiting),
         fix=fix,
+    )
+
+
+def _nothing_trained(decisions: Mapping[str, ParameterDecision]) -> BadUsage:
+    """Return the error of a choice that leaves nothing to train."""
+    possible = [name for name, decision in decisions.items() if decision.verdict is not Verdict.CONSTANT]
+    if possible:
+        return BadUsage(
+            "every parameter is frozen",
+            at="--freeze",
+            fix=f"leave some of {some_of(sorted(possible))} to train",
+        )
+    return BadUsage(
+        "the loss depends on constants alone",
+        at=_by_reason(decisions),
+        fix=f"train one by its full name, as --train {quote(pattern_of(min(decisions)))}, "
+        "or choose another loss",
+    )
+
+
+def _by_reason(decisions: Mapping[str, ParameterDecision]) -> str:
+    """List names behind the reasons that they have."""
+    by_reason: dict[str, list[str]] = {}
+    for name, decision in decisions.items():
+        origin = f" (of {decision.source})" if decision.source else ""
+        by_reason.setdefault(decision.reason, []).append(name + origin)
+    return "\n       ".join(
+        f"{reason}: {first_words(names, MAX_NAMES)}" for reason, names in by_reason.items()
     )

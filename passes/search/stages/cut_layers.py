@@ -30,10 +30,12 @@ def cut_layers(
     layer_of = _layers(analysis, forward, line.nodes)
     layers = max(layer_of.values(), default=-1) + 1
     if layers < devices:
+        # Not a name that divides parameters: what has no layers may have nothing to divide.
+        others = f"use a cluster of {layers} devices a host, or --strategy auto"
         raise BadUsage(
             f"{layers} layers for {devices} devices of a host",
             at="--strategy layerwise",
-            fix=f"use a cluster of fewer devices a host, or --strategy tensor={len(analysis.workers)}",
+            fix=others if layers else "use --strategy auto",
         )
     durations = [0.0 for _ in range(layers)]
     layer_of_tensor: dict[str, int] = {}

@@ -123,6 +123,17 @@ def test_patterns_that_mean_nothing_are_refused(
     assert fix in error.value.fix
 
 
+def test_a_loss_of_constants_alone_is_told_how_to_train_one() -> None:
+    text = "(float[4] x) => (float y) <float w = {2.0}> { h = Mul (x, w) y = ReduceSum <keepdims = 0> (h) }"
+    forward = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> numbers {text}')
+
+    with pytest.raises(BadUsage, match=r"numbers without axes: w\n  fix: .*--train w,"):
+        build_training_graph(forward, loss="y", optimizer=SGD())
+    step = build_training_graph(forward, loss="y", optimizer=SGD(), parameters=ParameterChoice(train=("w",)))
+
+    assert "w" in {value.name for value in step.graph.input}
+
+
 def test_a_tensor_that_would_be_drawn_anew_cannot_be_frozen() -> None:
     drawn = MASKED.replace("h = Mul", "mask = RandomNormal <shape = [1,3], seed = 1.0> () h = Mul")
     model = onnx.parser.parse_model(drawn)

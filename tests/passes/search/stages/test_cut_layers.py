@@ -6,11 +6,13 @@ import onnx
 import pytest
 
 from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.models.catalogue import build_model
 from partc.passes.layouts.place_nodes import place_nodes
 from partc.passes.search.stages.cut_layers import cut_layers
 from partc.runtime.errors import BadUsage
+from tests.builders.graphs.foreign_steps import parse
 from tests.passes.layouts.test_place_nodes import analysed
 from tests.passes.search.stages.test_cut_stages import by_flops, deep
 
@@ -69,5 +71,20 @@ def test_equal_layers_are_shared_out_equally(tmp_path: Path) -> None:
 
 
 def test_fewer_layers_than_devices_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadUsage, match="2 layers for 3 devices"):
+    with pytest.raises(BadUsage, match=r"(?s)2 layers for 3 devices.* a cluster of 2 devices a host, or --"):
         cut_layers(analysed(deep(8, 8, 8), tmp_path), 3, by_flops)
+
+
+def test_a_model_without_layers_is_offered_no_name_that_divides_it(tmp_path: Path) -> None:
+    step = build_training_graph(
+        parse(
+            "numbers (float[8] x) => (float loss) <float w = {2.0}> "
+            "{ y = Mul (x, w) z = Mul (y, y) loss = ReduceMean <keepdims = 0> (z) }"
+        ),
+        loss="loss",
+        optimizer=SGD(0.1),
+        parameters=ParameterChoice(train=("w",)),
+    )
+
+    with pytest.raises(BadUsage, match=r"(?s)0 layers for 2 devices.*fix: use --strategy auto$"):
+        cut_layers(analysed(step, tmp_path), 2, by_flops)
