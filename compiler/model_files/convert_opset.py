@@ -1,4 +1,7 @@
-"""Convert a model to a newer opset by ONNX's converter, and repair what that does to BatchNormalization.
+"""Convert a model to a newer opset by ONNX's converter, and repair what that does to it.
+
+It writes down what types it infers, of poolings by an older count of their windows: declared ones stay alone.
+Of BatchNormalization it loses the mode:
 
 before 14   y, mean, var, saved_mean, saved_var = BatchNormalization (..)    several outputs: it trains
 from 14     y, mean, var = BatchNormalization <training_mode = 1> (..)       an attribute tells
@@ -12,7 +15,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import helper
 
-from partc.passes.graph.bodies import nodes_of
+from partc.passes.graph.bodies import nodes_of, subgraphs_of
 from partc.runtime.errors import UnsupportedModel
 
 MODE_OPSET = 14  # the first whose BatchNormalization has a training_mode
@@ -21,6 +24,13 @@ FIRST_SAVED = 3  # of the outputs: what a backward pass would reuse
 
 def convert_opset(model: onnx.ModelProto, version: int, target: int) -> onnx.ModelProto:
     """Return a model of opset `version` in `target`. Raises UnsupportedModel, and what ONNX raises."""
+    converted = _convert(model, version, target)
+    _keep_declared(converted.graph, model.graph)
+    return converted
+
+
+def _convert(model: onnx.ModelProto, version: int, target: int) -> onnx.ModelProto:
+    """Convert a model; a BatchNormalization keeps its mode."""
     training = _training_normalizations(model.graph) if version < MODE_OPSET else []
     if not training:
         return onnx.version_converter.convert_version(model, target)
@@ -41,6 +51,24 @@ def convert_opset(model: onnx.ModelProto, version: int, target: int) -> onnx.Mod
         if node.op_type == "BatchNormalization" and node.output[0] in results:
             node.attribute.append(helper.make_attribute("training_mode", 1))
     return converted
+
+
+def _keep_declared(graph: onnx.GraphProto, original: onnx.GraphProto) -> None:
+    """Let the values of a graph, and of its bodies, have the types that the original declares, or none."""
+    types = {value.name: value for value in original.value_info}
+    kept = [types[value.name] for value in graph.value_info if value.name in types]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    outputs = {value.name: value for value in original.output}
+    for output in graph.output:
+        if output.name in outputs:
+            output.CopyFrom(outputs[output.name])
+    for body, its_original in zip(_bodies(graph), _bodies(original), strict=True):
+        _keep_declared(body, its_original)
+
+
+def _bodies(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+    return [body for node in graph.node for body in subgraphs_of(node)]
 
 
 def _training_normalizations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

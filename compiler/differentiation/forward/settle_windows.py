@@ -4,6 +4,7 @@
     after    MaxPool <kernel_shape = [2], strides = [2], pads = [1, 1], ceil_mode = 0>     3 windows
 
 PyTorch, ONNX Runtime and opset 22 leave such a window out, the shape inference of older opsets counts it: 4.
+What it has written into a file of values behind such a pooling is forgotten, to be inferred again.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 import onnx
 from onnx import helper
 
+from partc.compiler.differentiation.forward.expand_ops import reads_of
 from partc.compiler.differentiation.tensor_types import Shape, type_of, without_large_values
 from partc.passes.graph.bodies import nodes_of, subgraphs_of
 from partc.passes.graph.infer_shapes import infer_shapes
@@ -25,6 +27,7 @@ def settle_windows(model: onnx.ModelProto) -> None:
     """Rewrite, in place, poolings of known sizes. Raises BadModel, UnsupportedModel."""
     if not any(map(_rounds_up, nodes_of(model.graph))):
         return
+    _forget_types(model.graph, set())
     counting = without_large_values(model)
     for opset in counting.opset_import:
         if opset.domain in ("", "ai.onnx"):
@@ -35,6 +38,19 @@ def settle_windows(model: onnx.ModelProto) -> None:
 def _rounds_up(node: onnx.NodeProto) -> bool:
     is_pooling = node.op_type in POOLINGS and node.domain in ("", "ai.onnx")
     return is_pooling and any(a.i for a in node.attribute if a.name == "ceil_mode")
+
+
+def _forget_types(graph: onnx.GraphProto, outer: set[str]) -> None:
+    """Remove what is declared of values that a pooling that rounds up makes, or leads to."""
+    behind = set(outer)
+    for node in graph.node:
+        if _rounds_up(node) or not behind.isdisjoint(reads_of(node)):
+            behind.update(node.output)
+        for body in subgraphs_of(node):
+            _forget_types(body, behind)
+    remaining = [value for value in graph.value_info if value.name not in behind]
+    del graph.value_info[:]
+    graph.value_info.extend(remaining)
 
 
 def _settle_graph(

@@ -13,12 +13,14 @@ from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.model_files.open_model import open_model
 from partc.compiler.options import GraphOptions
+from partc.passes.graph.infer_facts import infer_facts
 from partc.runtime.errors import UnsupportedModel
 from tests.builders.graphs.foreign_steps import parse
 from tests.builders.plans.compiled_steps import compile_step, random_batches
 from tests.checks.oracle import Oracle
 from tests.checks.training_steps import EVERYTHING
 
+OPSETS = (13, 17, 20, 21, 22)
 WINDOWS = "kernel_shape = [2,2], strides = [2,2], pads = [1,1,1,1], ceil_mode = 1"
 # Of 7 rows the last window reaches beyond the padding; of 5 columns another would begin in it.
 MIXED = "kernel_shape = [3,2], strides = [3,2], pads = [0,1,1,1], ceil_mode = 1"
@@ -33,6 +35,10 @@ POOLINGS = {
     "LpPool": (WINDOWS, "5,5"),
     "LpPool_mixed": (MIXED, "7,5"),
 }
+
+# Of opset 18 on, a LpPool may round up.
+CASES = [(name, opset) for name in POOLINGS for opset in OPSETS if opset >= 18 or "LpPool" not in name]
+STEP = GraphOptions(state={"W": "W_next"}, loss="loss")
 
 
 def pooling(name: str, opset: int = 21) -> onnx.ModelProto:
@@ -50,17 +56,41 @@ def pooling(name: str, opset: int = 21) -> onnx.ModelProto:
     )
 
 
-@pytest.mark.parametrize("opset", [21, 22])
-@pytest.mark.parametrize("name", POOLINGS)
+@pytest.mark.parametrize(("name", "opset"), CASES)
 @pytest.mark.parametrize("strategy", ["data=2", "spatial=3"])
 def test_a_step_is_computed_as_on_one_device(name: str, opset: int, strategy: str, tmp_path: Path) -> None:
-    options = GraphOptions(state={"W": "W_next"}, loss="loss")
-    training = import_training_graph(pooling(name, opset), options, needs_initial=False)
+    training = import_training_graph(pooling(name, opset), STEP, needs_initial=False)
     oracle = Oracle(training)
 
     compiled = compile_step(training, tmp_path / "out", f"1x{strategy[-1]}", strategy, "global")
 
     assert oracle.first_wrong(compiled, random_batches(compiled.plan, 1)[0], 1e-5) is None
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize("name", ["MaxPool", "AveragePool"])
+def test_types_that_onnx_s_count_left_in_the_file_do_not_count(name: str, opset: int) -> None:
+    inferred = onnx.shape_inference.infer_shapes(pooling(name, opset))
+
+    training = import_training_graph(inferred, STEP, needs_initial=False)
+
+    assert infer_facts(training, {}).shape("p") == (4, 2, 3, 3)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("name", ["MaxPool", "AveragePool"])
+def test_an_output_that_declares_no_sizes_has_those_of_the_windows(name: str, opset: int) -> None:
+    model = parse(
+        f"forward (float[1,1,5,5] x) => (float loss, float[a,b,c,d] t) {{ h = Mul (x, w) "
+        f"y = {name} <{WINDOWS}> (h) t = Tanh (y) loss = ReduceSum <keepdims = 0> (t) }}",
+        opset,
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), "w"))
+
+    step = build_training_graph(model, loss="loss", optimizer=SGD(0.25), parameters=EVERYTHING)
+
+    (t,) = open_model(step).run(["t"], {"x": np.ones((1, 1, 5, 5), np.float32), "w": np.ones(1, np.float32)})
+    assert t.shape == (1, 1, 3, 3)
 
 
 def pads_and_rounding(attributes: str, image: str) -> tuple[list[int], int]:
