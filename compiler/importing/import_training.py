@@ -18,7 +18,12 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from partc.compiler.differentiation.forward.settle_windows import settle_windows
-from partc.compiler.differentiation.forward.unpack_sequences import UNPACKED, unpack_sequences
+from partc.compiler.differentiation.forward.unpack_sequences import (
+    UNPACKED,
+    returned_sequence,
+    unpack_sequences,
+    unwritten_sequence,
+)
 from partc.compiler.importing.bindings import (
     Bindings,
     GradientTensors,
@@ -73,7 +78,7 @@ from partc.passes.roles.find_gradients import find_gradients
 from partc.passes.roles.find_input_ranges import find_input_ranges
 from partc.passes.roles.find_sample_axes import find_drawn_splits, find_sample_axes
 from partc.passes.roles.find_taken_values import find_taken_values
-from partc.runtime.errors import BadModel, UnsupportedModel
+from partc.runtime.errors import BadModel
 from partc.runtime.plan.plan_folder import outside
 from partc.runtime.plan.variables import Constant, DrawnInput
 
@@ -290,12 +295,10 @@ def _check_sequences(graph: onnx.GraphProto) -> None:
     """Raise UnsupportedModel where a sequence is left that could not be written as tensors."""
     for node in graph.node:
         if node.op_type in UNPACKED and node.domain in ("", "ai.onnx"):
-            raise UnsupportedModel(
-                "sequences and optionals are compiled where their lengths and positions are constants: "
-                f"those of {node.op_type} are not",
-                at=f"node {node.name or node.output[0]!r} ({node.op_type})",
-                fix="write it with Split, Gather and Concat, or export it with fixed sizes",
-            )
+            raise unwritten_sequence(node)
+    for output in graph.output:
+        if output.type.WhichOneof("value") in ("sequence_type", "optional_type"):
+            raise returned_sequence(output.name)
 
 
 # ---------------------------------------------------------------- the graph

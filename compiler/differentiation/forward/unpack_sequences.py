@@ -4,7 +4,7 @@
     y = SequenceAt (s, 1)        y = Identity (x1)
     z = ConcatFromSequence (s)   z = Concat (x0, x1, x2)
 
-A sequence that comes from elsewhere, or whose length or position is computed, stays as it is.
+A sequence that comes from elsewhere, or whose length is computed, stays as it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from partc.compiler.differentiation.forward.expand_ops import names_in
+from partc.compiler.differentiation.forward.expand_ops import names_in, reads_of
 from partc.compiler.differentiation.sizes.fold_sizes import fold_sizes
 from partc.compiler.differentiation.tensor_types import Types, infer_types, small_constants
 from partc.passes.graph.operation_builder import FunctionBuilder
-from partc.runtime.errors import BadModel
+from partc.runtime.errors import BadModel, UnsupportedModel
 
 MAX_PIECES = 4096  # of one split, written out
 
@@ -40,7 +40,10 @@ UNPACKED = frozenset(
 
 
 def unpack_sequences(model: onnx.ModelProto) -> None:
-    """Replace the ops in place; positions may be computed of constants."""
+    """Replace the ops in place; positions may be computed of constants.
+
+    Raises BadModel, and UnsupportedModel where a sequence that is written out is read, or returned, whole.
+    """
     graph = model.graph
     if not any(node.op_type in UNPACKED for node in graph.node):
         return
@@ -48,9 +51,33 @@ def unpack_sequences(model: onnx.ModelProto) -> None:
     unpacking = _Unpacking(FunctionBuilder(names_in(graph)), infer_types(model), small_constants(graph))
     for node in graph.node:
         if not unpacking.take(node):
+            if unpacking.is_known(reads_of(node)):
+                raise unwritten_sequence(node)
             unpacking.build.copy(node)
+    for value in graph.output:
+        if unpacking.is_known({value.name}):
+            raise returned_sequence(value.name)
     del graph.node[:]
     graph.node.extend(unpacking.build.nodes)
+
+
+def unwritten_sequence(node: onnx.NodeProto) -> UnsupportedModel:
+    """Return the error of a node that makes or reads a sequence which cannot be written as tensors."""
+    return UnsupportedModel(
+        "sequences and optionals are compiled where their lengths and positions are constants, some tensors "
+        f"are in them and no body reads them from outside: those of {node.op_type} are not",
+        at=f"node {node.name or node.output[0]!r} ({node.op_type})",
+        fix="write it with Split, Gather and Concat, or export it with fixed sizes",
+    )
+
+
+def returned_sequence(name: str) -> UnsupportedModel:
+    """Return the error of an output that is no tensor."""
+    return UnsupportedModel(
+        "the graph returns a sequence or optional, and a plan's outputs are tensors",
+        at=f"output {name!r}",
+        fix="return its pieces, or ConcatFromSequence of them",
+    )
 
 
 @dataclass
@@ -60,6 +87,10 @@ class _Unpacking:
     constants: Mapping[str, np.ndarray]
     tensors_of_sequence: dict[str, list[str]] = field(default_factory=dict)  # sequence -> its tensors
     tensor_of_optional: dict[str, str] = field(default_factory=dict)  # optional -> its tensor
+
+    def is_known(self, names: set[str]) -> bool:
+        """Tell whether one of the names is a sequence's or optional's that is written out."""
+        return not names.isdisjoint(self.tensors_of_sequence.keys() | self.tensor_of_optional.keys())
 
     def take(self, node: onnx.NodeProto) -> bool:
         """Write a node out, or tell that it stays."""
@@ -81,8 +112,10 @@ class _Unpacking:
                 return False
             case "SequenceLength":
                 self._emit("Constant", [], output, value_int=len(self.tensors_of_sequence[first]))
-            case "ConcatFromSequence":
+            case "ConcatFromSequence" if self.tensors_of_sequence[first]:
                 self._concat(node)
+            case "ConcatFromSequence":
+                return False
             case _:
                 return self._at_position(node)
         return True

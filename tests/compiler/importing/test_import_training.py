@@ -414,3 +414,63 @@ def test_a_piece_whose_place_is_data_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="their lengths and positions are constants") as refused:
         import_training_graph(step, GraphOptions(state=STATE))
     assert "SequenceAt" in refused.value.at
+
+
+def step_with(nodes: str, output: str) -> onnx.ModelProto:
+    """Return a step that makes another output by nodes that may read sequences `s` and `q`."""
+    return parse(
+        f"""step (float[8,6] x, float[6] W) => (float loss, float[6] W_next, {output}) {{
+            a = Mul (x, W) three = Constant <value_int = 3> () zero = Constant <value_int = 0> ()
+            s = SplitToSequence <axis = -1> (a, three) q = SequenceConstruct (a, x)
+            loss = ReduceMean <keepdims = 0> (a) W_next = Sub (W, loss) b = Cast <to = 9> (loss) {nodes}
+        }}"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "output"),
+    [
+        ("", "seq(float[8,3]) s"),
+        ("u = Identity (s)", "seq(float[8,3]) u"),
+        ("u = Optional (a)", "optional(float[8,6]) u"),
+        (
+            "u = If (b) <then_branch = f () => (seq(float) n) { n = SequenceConstruct (x) }, "
+            "else_branch = g () => (seq(float) k) { k = SequenceConstruct (a, x) }>",
+            "seq(float) u",
+        ),
+    ],
+)
+def test_sequences_that_a_step_returns_are_refused(nodes: str, output: str) -> None:
+    with pytest.raises(UnsupportedModel, match="returns a sequence") as refused:
+        import_training_graph(step_with(nodes, output), GraphOptions(state=STATE), needs_initial=False)
+
+    assert refused.value.at == f"output {output[-1]!r}"
+    assert "ConcatFromSequence" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("nodes", "op_type"),
+    [
+        (
+            "t = If (b) <then_branch = f () => (float[8,6] n) { n = SequenceAt (q, zero) }, "
+            "else_branch = g () => (float[8,6] k) { k = Identity (x) }>",
+            "If",
+        ),
+        (
+            "r = Loop (three, b, s) <body = f (int64 i, bool c, seq(float[8,3]) p) => "
+            "(bool d, seq(float[8,3]) n) { d = Identity (c) n = SequenceInsert (p, x) }> "
+            "t = ConcatFromSequence <axis = 1> (r)",
+            "Loop",
+        ),
+        ("e = SequenceEmpty () t = ConcatFromSequence <axis = 0> (e)", "ConcatFromSequence"),
+    ],
+)
+def test_sequences_that_cannot_be_written_as_tensors_are_named_with_their_reader(
+    nodes: str, op_type: str
+) -> None:
+    step = step_with(nodes, "float[c,d] t")
+
+    with pytest.raises(UnsupportedModel, match=f"those of {op_type} are not") as refused:
+        import_training_graph(step, GraphOptions(state=STATE), needs_initial=False)
+
+    assert refused.value.at.endswith(f"({op_type})")
