@@ -135,7 +135,7 @@ def _uneven_parts(lowering: Lowering, rule: ShardingRule, decision: Decision) ->
 def _local_attributes(node: gs.Node, windows: Windows, parts: Collection[int]) -> dict[str, object]:
     """Return the attributes of an op whose operand has its padding along the split axes."""
     rank = len(windows.kernel)
-    is_rounded = node.op in ("MaxPool", "LpPool") and windows.rounds_up
+    is_rounded = node.op != "Conv" and windows.rounds_up
     pads = windows.pool_pads if is_rounded else windows.forward()["pads"]
     is_declared = node.attrs.get("auto_pad", "NOTSET") == "NOTSET" and not node.attrs.get("ceil_mode", 0)
     if node.op == "AveragePool" and is_declared:

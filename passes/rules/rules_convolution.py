@@ -231,6 +231,8 @@ def pool(linear: bool) -> Rule:
         dims, sizes = named("d", shape)
         fills: dict[int, Fill] = {0: "lowest" if node.op == "MaxPool" else "zero"}
         windows, halos = windows_of(node, facts), {}
+        if windows is not None and not windows.can_pool(bool(node.attrs.get("count_include_pad", 0))):
+            windows = None  # a part would need the padding of the axes that stay whole
         if windows is not None:
             dims = (*dims[:2], *read_by_windows(windows, shape[2:], sizes))
             halos = _halos(windows, {0: Windows.halo}, fills)

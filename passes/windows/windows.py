@@ -79,6 +79,17 @@ class Windows:
         after = (min(max(0, after), size - 1) for after, size in zip(self.after, self.kernel, strict=True))
         return *self.before, *after
 
+    def can_pool(self, is_counted: bool = False) -> bool:
+        """Tell whether a pooling can say the padding: less than a kernel, and what ceil_mode adds.
+
+        `is_counted`: an average counts padding, but not what ceil_mode adds.
+        """
+        ends = zip(self.before, self.after, self.kernel, self.strides, strict=True)
+        return all(
+            before < size and after < size + (0 if is_counted else stride - 1)
+            for before, after, size, stride in ends
+        )
+
     def pooling(self) -> dict[str, AxisSizes | int]:
         """Return the attributes of the pooling, as those of a convolution where ceil_mode is not needed."""
         return {**self.forward(), **({"pads": self.pool_pads, "ceil_mode": 1} if self.rounds_up else {})}

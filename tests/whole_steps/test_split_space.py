@@ -411,6 +411,43 @@ def test_samples_are_split_where_the_data_tells_sizes_of_named_axes(tmp_path: Pa
     assert oracle.first_wrong(compiled, batch | {"sizes": np.array([9, 12])}, ROUNDED) is None
 
 
+DILATED = "kernel_shape = [3,4], strides = [4,4], pads = [0,3,1,1], dilations = [1,3], ceil_mode = 1"
+
+
+@pytest.mark.parametrize("columns", [7, 8])
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        f"AveragePool <{DILATED}>",
+        f"AveragePool <{DILATED}, count_include_pad = 1>",
+        'AveragePool <kernel_shape = [3,2], dilations = [1,4], auto_pad = "SAME_UPPER">',
+        'MaxPool <kernel_shape = [3,2], dilations = [1,3], auto_pad = "SAME_UPPER">',
+        'MaxPool <kernel_shape = [3,3], dilations = [1,4], auto_pad = "SAME_LOWER">',
+        'LpPool <kernel_shape = [3,2], dilations = [1,5], auto_pad = "SAME_LOWER">',
+    ],
+)
+def test_columns_may_have_more_padding_than_a_kernel(pooling: str, columns: int, tmp_path: Path) -> None:
+    model = parse(
+        f"""step (float[4,2,5,{columns}] x, float[2,2,3,3] W) => (float loss, float[2,2,3,3] W_next) {{
+            h = Conv <pads = [1,1,1,1]> (x, W)
+            p = {pooling} (h)
+            s = Mul (p, p)
+            loss = ReduceMean <keepdims = 0> (s)
+            W_next = Sub (W, loss)
+        }}""",
+        22,
+    )
+    rng = np.random.default_rng(0)
+    first = rng.normal(size=(2, 2, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(first, "W"))
+    training = import_training_graph(model, GraphOptions(state={"W": "W_next"}))
+    oracle = Oracle(training)
+
+    compiled = compile_step(training, tmp_path / "out", "1x2", "spatial=2", "global")
+
+    assert oracle.first_wrong(compiled, random_batches(compiled.plan, 1)[0], 1e-5) is None
+
+
 def test_more_parts_than_columns_are_refused(tmp_path: Path) -> None:
     asked = SplitByFile({"data": 1, "columns": 9}, {"out:3": "columns"})
 
