@@ -8,11 +8,12 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
 
-from partc.compiler.importing.import_training import import_training_graph
+from partc.compiler.importing.bindings import Bindings, GradientTensors, write_bindings
+from partc.compiler.importing.import_training import import_training_graph, read_training_graph
 from partc.passes.graph.simplify import simplify
 from partc.passes.graph.training_graph import Gradient, TrainingGraph
 from partc.passes.roles.find_gradients import find_gradients
-from tests.builders.graphs.foreign_steps import SGD, import_step
+from tests.builders.graphs.foreign_steps import SGD, import_step, parse
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 HEAD = "step (float[8,4] x, float[4,3] W) => (float loss, float[4,3] W_next)"
@@ -128,8 +129,10 @@ def test_the_update_shares_nothing_with_the_main_computation() -> None:
 
 
 def test_a_recorded_gradient_stays_though_the_update_reads_its_rows_alone() -> None:
-    training = import_step(TWO_GRADIENTS.replace("dv =", "dense = Neg (dW) dv ="))
-    training.gradients = {"W": Gradient("W", "dense", None, "dW")}
+    model = parse(TWO_GRADIENTS.replace("dv =", "dense = Neg (dW) dv ="))
+    recorded = {"W": GradientTensors(dense="dense", rows="dW")}
+    write_bindings(model, Bindings({"W": "W_next", "v": "v_next"}, gradients=recorded))
+    training = read_training_graph(model, needs_initial=False)
 
     simplify(training)
 
