@@ -105,6 +105,8 @@ class _DenseSearch:
     def _home(self, tensor: gs.Tensor, split: Split) -> Split | None:
         """Return where the variable behind a tensor has what the tensor has at `split`."""
         while tensor.name not in self.analysis.training.variables:
+            if not tensor.inputs:
+                return None
             node = tensor.inputs[0]
             rule = rule_of(node, self.analysis.facts)
             rule_and_factor = rule and rule.factor_at(rule.outputs[0], split.axis, split.outer)

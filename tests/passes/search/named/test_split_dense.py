@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from partc.compiler.differentiation.build import build_training_graph
-from partc.compiler.differentiation.updates.optimizers import Momentum
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
+from partc.compiler.differentiation.updates.optimizers import SGD, Momentum
 from partc.compiler.importing.import_training import import_training_graph
 from partc.cost.strategy import read_strategy
 from partc.runtime.errors import BadUsage
@@ -171,3 +173,17 @@ def test_a_step_without_dense_layers_is_refused(tmp_path: Path) -> None:
         compile_step(training, tmp_path / "out", "1x2", "one-weird-trick", "global")
 
     assert "data=2" in refused.value.fix
+
+
+def test_a_weight_that_is_added_to_a_constant_is_left_whole(tmp_path: Path) -> None:
+    model = parse(
+        "step (float[8,4] x) => (float loss) <float[4,4] W, float[4,4] shift> "
+        "{ w = Add (shift, W) y = MatMul (x, w) z = Mul (y, y) loss = ReduceMean <keepdims = 0> (z) }"
+    )
+    for name in ("W", "shift"):
+        model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), name))
+    choice = ParameterChoice(train=("W",))
+    step = build_training_graph(model, loss="loss", optimizer=SGD(0.1), parameters=choice)
+
+    with pytest.raises(BadUsage, match="no dense layer has columns"):
+        compile_step(import_training_graph(step), tmp_path / "out", "1x2", "one-weird-trick", "global")
