@@ -130,9 +130,10 @@ def test_the_update_shares_nothing_with_the_main_computation() -> None:
 
 def test_a_recorded_gradient_stays_though_the_update_reads_its_rows_alone() -> None:
     model = parse(TWO_GRADIENTS.replace("dv =", "dense = Neg (dW) dv ="))
-    recorded = {"W": GradientTensors(dense="dense", rows="dW")}
+    recorded = {"W": GradientTensors(dense="dense")}
     write_bindings(model, Bindings({"W": "W_next", "v": "v_next"}, gradients=recorded))
     training = read_training_graph(model, needs_initial=False)
+    training.gradients = {"W": Gradient("W", "dense", None, "dW")}
 
     simplify(training)
 
