@@ -146,8 +146,9 @@ class _StepProblem:
             size = Fraction(int(self._memory[group]) if first[group] == node else 0)
             name, ticks = self._own.groups[group].node, _ticks(seconds)
             nodes.append(Node(name, ticks, ticks, _ticks(cost[node]), size, group))
-        limits = self._own.tasks.prices.limits_bytes
-        return Problem(tuple(nodes), tuple(self._edges), len(limits), 0, Fraction(int(limits.max())))
+        limits = [Fraction(int(limit)) for limit in self._own.tasks.prices.limits_bytes]
+        own_memory = tuple(limits) if len(set(limits)) > 1 else None
+        return Problem(tuple(nodes), tuple(self._edges), len(limits), 0, max(limits), own_memory)
 
     def _add(self, group: int, seconds: float) -> int:
         self.group_of.append(group)
@@ -209,10 +210,17 @@ def _check_fits(own: OwnSpace, problem: Problem, groups: list[int]) -> None:
     changes.append("divide operators: --strategy search, tensor=K or fsdp")
     raise NoPlacement(
         f"no placement fits: variables of {len(operators)} operators take {_gigabytes(size)} together, and "
-        f"{problem.accelerators} devices have {_gigabytes(problem.accelerator_memory)} each",
+        f"{_told_memories(problem)}",
         at=f"--strategy placed: {', '.join(map(repr, operators[:8]))}{' ...' * (len(operators) > 8)}",
         fix="use " + ", or ".join(changes),
     )
+
+
+def _told_memories(problem: Problem) -> str:
+    least, most = min(problem.memories), max(problem.memories)
+    if least == most:
+        return f"{problem.accelerators} devices have {_gigabytes(most)} each"
+    return f"{problem.accelerators} devices have from {_gigabytes(least)} to {_gigabytes(most)}"
 
 
 def _gigabytes(nbytes: Fraction) -> str:

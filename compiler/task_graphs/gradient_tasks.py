@@ -70,10 +70,10 @@ class UpdateWriter:
         self._moves, self._prices = moves, moves.prices
         self._facts = step.analysis.facts
         self._work: dict[tuple[str, int], Work] = {}
-        self._followers: dict[str, int] = {}
+        self._followers: dict[str, list[str]] = {}
         for name, leader in step.analysis.followers.items():
             if leader is not None and leader != name:
-                self._followers[leader] = self._followers.get(leader, 0) + 1
+                self._followers.setdefault(leader, []).append(name)
 
     def write(self, updates: Sequence[UpdatedParameter]) -> TaskBlock:
         """Return the block of a bucket's updates: behind what they wait for a segment begins."""
@@ -83,7 +83,7 @@ class UpdateWriter:
         for update in updates:
             at = list(update.home.workers)
             own = self._local(update.parameter, update.layout, update.home.layout.mesh)
-            memory[at] += (2 + self._followers.get(update.parameter, 0)) * own
+            memory[at] += self._least_kept_bytes(update)
             work = self._update_work(update)
             launching_s[at] += work.launching_s[at]
             computing_s[at] += work.computing_s[at]
@@ -108,6 +108,18 @@ class UpdateWriter:
         if key not in self._work:
             self._work[key] = count_update(self._step, update.parameter, update.layout, mesh)
         return self._prices.work(self._work[key], 0)
+
+    def _least_kept_bytes(self, update: UpdatedParameter) -> int:
+        """Return what each worker keeps of a parameter and its followers at the least.
+
+        Gradients and next values may be let go again within the segment that makes them.
+        """
+        mesh, kept_bytes = update.home.layout.mesh, 0
+        for name in (update.parameter, *self._followers.get(update.parameter, ())):
+            sizes = enumerate(self._facts.shape(name))
+            elements = prod(size // mesh.parts(update.layout, axis) for axis, size in sizes)
+            kept_bytes += elements * self._facts.dtypes[name].itemsize
+        return kept_bytes
 
     def _local(self, tensor: str, layout: Layout, mesh: Mesh) -> int:
         return -(-self._facts.nbytes(tensor) // mesh.share(layout))

@@ -27,7 +27,7 @@ from partc.compiler.task_graphs.mesh_places import MeshPlace
 from partc.compiler.task_graphs.step_blocks import BlockList, StepBlock, UpdateBlock
 from partc.compiler.task_graphs.task_blocks import PlacedGroup, TaskBlock
 from partc.compiler.task_graphs.task_prices import TaskPrices
-from partc.cost.simulation.task_arrays import NONE, FlatGraph, Ints
+from partc.cost.simulation.task_arrays import NONE, FlatGraph, Floats, Ints
 from partc.cost.simulation.task_graph import TaskGraph, compile_simulation
 from partc.passes.search.operators.group_layouts import GroupLayouts
 from partc.passes.search.operators.grouped_step import GroupedStep
@@ -129,12 +129,17 @@ class StepTasks:
 
     @property
     def exceeds_memory(self) -> bool:
-        """Tell whether variables take more memory than a worker has."""
+        """Tell whether variables alone take more memory than a worker has: no plan of this state fits."""
+        return bool((self.kept_bytes > self.prices.limits_bytes).any())
+
+    @property
+    def kept_bytes(self) -> Floats:
+        """Return what variables take on each worker at the least, float64[workers]."""
         memory = np.zeros(len(self.prices.workers))
         for block in self._present(self._numbers.buckets):
             assert block.memory is not None, "an update"
             memory += block.memory
-        return bool((memory > self.prices.limits_bytes).any())
+        return memory
 
     @property
     def sent_bytes(self) -> float:

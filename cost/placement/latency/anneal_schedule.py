@@ -105,7 +105,7 @@ def _fits(members, device, times, sizes, used, accelerators, memory):  # type: i
         size += sizes[node]
         if times[0, node] == np.inf:
             return False
-    return used[device] + size <= memory
+    return used[device] + size <= memory[device]
 
 
 @numba.njit

@@ -24,7 +24,7 @@ from partc.cost.placement.latency.schedule import (
 )
 from partc.cost.placement.problems.groups import Ints, flat, group_nodes
 from partc.cost.placement.problems.problem import NodePlacement, Problem
-from partc.cost.placement.throughput.conflicts import refuse
+from partc.cost.placement.throughput.conflicts import pack, refuse
 from partc.cost.placement.throughput.contiguous import place_contiguously
 from partc.cost.placement.throughput.solution import work_bound
 from partc.runtime.errors import NoPlacement
@@ -55,7 +55,7 @@ def place_for_latency(
     `annealed`: by kernels too, which take half a minute to compile; else by list scheduler and CP-SAT alone.
     """
     started = time.monotonic()
-    listed = list_schedule(problem)
+    listed = list_schedule(problem) or _packed_schedule(problem, seconds)
     if listed is None:
         raise refuse(problem, contiguous=False)
     path, work = path_bound(problem), work_bound(problem)
@@ -96,7 +96,7 @@ def list_schedule(problem: Problem) -> Schedule | None:
     for source, target in problem.edges:
         inputs[target].append(source)
     device_of_colour: dict[int, int] = {}
-    room = [problem.accelerator_memory] * problem.accelerators
+    room = list(problem.memories)
     free, ends = [0.0] * problem.devices, [0.0] * len(order)
     times = _times(problem)
     costs = [float(node.output_cost) for node in problem.nodes]
@@ -127,6 +127,12 @@ def list_schedule(problem: Problem) -> Schedule | None:
         ends[node] = free[device] = end_on(node, device)
     placement = NodePlacement(tuple(device_of_colour[colour] for colour in colours))
     return run_in_order(problem, placement, order)
+
+
+def _packed_schedule(problem: Problem, seconds: float) -> Schedule | None:
+    """Schedule nodes by their longest way to the end where memory has room for them; None: not found."""
+    placement = pack(problem, seconds)
+    return None if placement is None else run_in_order(problem, placement, _by_longest_way(problem))
 
 
 def _chained(problem: Problem, seconds: float, seed: int) -> list[Schedule]:
@@ -175,7 +181,7 @@ def _annealed(
         hot = (3e-2, 1e-2, 3e-3, 1e-3)[round_ % 4]
         new_order, new_devices, new_value = anneal_schedule(  # as many as it takes
             order, devices, group_of, *flat(groups.members), *arrays,
-            problem.accelerators, problem.devices, float(problem.accelerator_memory),
+            problem.accelerators, problem.devices, np.array(problem.memories, np.float64),
             hot, 1e-5, MOVES, seed + round_,
         )  # fmt: skip
         if new_value < value:
@@ -232,9 +238,9 @@ def _solve_sat(
         model.add_no_overlap(lane)
     for source, target in problem.edges:
         _wait(model, problem, on, (begin, end), (source, target), unit)
-    for device in range(problem.accelerators):
+    for device, memory in enumerate(problem.memories):
         sizes = [int(node.size) * on[problem.colours[i]][device] for i, node in enumerate(problem.nodes)]
-        model.add(sum(sizes) <= int(problem.accelerator_memory))
+        model.add(sum(sizes) <= int(memory))
     model.minimize(last)
     solver = new_solver(2, seed)
     solver.parameters.max_time_in_seconds = seconds

@@ -86,9 +86,8 @@ def _overfull(problem: Problem, placement: NodePlacement) -> list[str]:
     used = [Fraction(0)] * problem.devices
     for node, device in zip(problem.nodes, placement.device_of, strict=True):
         used[device] += node.size
-    limit = problem.accelerator_memory
     return [
-        f"accelerator {device} holds {float(size):g}, and has memory for {float(limit):g}"
-        for device, size in enumerate(used)
-        if problem.is_accelerator(device) and size > limit
+        f"accelerator {device} holds {float(used[device]):g}, and has memory for {float(limit):g}"
+        for device, limit in enumerate(problem.memories)
+        if used[device] > limit
     ]

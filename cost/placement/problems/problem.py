@@ -38,13 +38,18 @@ class Node:
 
 @dataclass(frozen=True)
 class Problem:
-    """Nodes, edges (producer, reader) by position, and the devices: equal accelerators, and equal CPUs."""
+    """Nodes, edges (producer, reader) by position, and the devices: equal accelerators, and equal CPUs.
+
+    own_memory  of each accelerator where they differ in it, none above `accelerator_memory`; contiguous
+                answers do not know it
+    """
 
     nodes: tuple[Node, ...]
     edges: tuple[tuple[int, int], ...]
     accelerators: int
     cpus: int
     accelerator_memory: Fraction
+    own_memory: tuple[Fraction, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.accelerators < 0 or self.cpus < 0 or self.accelerators + self.cpus == 0:
@@ -68,6 +73,11 @@ class Problem:
     def is_accelerator(self, device: int) -> bool:
         """Whether this device is an accelerator."""
         return device < self.accelerators
+
+    @property
+    def memories(self) -> tuple[Fraction, ...]:
+        """The memory of each accelerator."""
+        return self.own_memory or (self.accelerator_memory,) * self.accelerators
 
     @cached_property
     def families(self) -> tuple[tuple[int, ...], ...]:

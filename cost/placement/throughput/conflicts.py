@@ -18,7 +18,7 @@ from ortools.sat.python import cp_model
 
 from partc.cost.new_solver import new_solver
 from partc.cost.placement.problems.groups import NEVER, Groups, Ints, group_nodes, without_groups
-from partc.cost.placement.problems.problem import Problem
+from partc.cost.placement.problems.problem import NodePlacement, Problem
 from partc.cost.placement.throughput.chains import best_chain
 from partc.runtime.errors import NoPlacement
 
@@ -54,6 +54,16 @@ def find_conflict(problem: Problem, *, contiguous: bool, seconds: float = 20.0) 
     nodes = tuple(sorted(node for group in chosen for node in groups.members[group]))
     accelerators = packing.least_accelerators()
     return Conflict(nodes, smallest, packing.least_memory(everything), accelerators)
+
+
+def pack(problem: Problem, seconds: float = 20.0) -> NodePlacement | None:
+    """Return a placement that memory allows, in no order of parts; None where none was found."""
+    groups = group_nodes(problem, contiguous=False)
+    packing = _Packing.of(groups, False, time.monotonic() + seconds)
+    if problem.cpus or max(groups.work, default=0) >= NEVER:
+        return None
+    _, devices = packing.pack(tuple(range(groups.count)))
+    return None if devices is None else groups.placement(devices)
 
 
 def refuse(problem: Problem, *, contiguous: bool) -> NoPlacement:
@@ -101,6 +111,8 @@ class _Packing:
         return int(self.groups.problem.accelerator_memory * self.scale)
 
     def fits(self, chosen: Sequence[int]) -> bool:
+        if not self.contiguous:
+            return self.pack(chosen)[0]
         least = self._least(chosen, self.groups.problem.accelerators)
         return least is not None and least <= self.memory
 
@@ -108,9 +120,28 @@ class _Packing:
         least = self._least(chosen, self.groups.problem.accelerators)
         return None if least is None else Fraction(least, self.scale)
 
+    def pack(self, chosen: Sequence[int]) -> tuple[bool, list[int] | None]:
+        """Whether memory may allow the chosen groups, and a device of each where one was found."""
+        memories = [int(memory * self.scale) for memory in self.groups.problem.memories]
+        model = cp_model.CpModel()
+        are_alike = len(set(memories)) <= 1
+        x = _place_each(model, len(chosen), len(memories), are_alike)
+        for device, memory in enumerate(memories):
+            held = sum(int(self.sizes[g]) * row[device] for g, row in zip(chosen, x, strict=True))
+            model.add(held <= memory)
+        solver = new_solver(workers=2)
+        solver.parameters.max_time_in_seconds = max(0.1, self.deadline_s - time.monotonic())
+        status = solver.solve(model)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return status != cp_model.INFEASIBLE, None
+        return True, [next(d for d, var in enumerate(row) if solver.boolean_value(var)) for row in x]
+
     def least_accelerators(self) -> int | None:
-        """The fewest accelerators of today's memory, or None where one group alone exceeds it."""
-        if int(self.sizes.max(initial=0)) > self.memory:
+        """The fewest accelerators of today's memory, or None where one group alone exceeds it.
+
+        None, too, where accelerators differ in memory: it is not told which there are more of.
+        """
+        if self.groups.problem.own_memory or int(self.sizes.max(initial=0)) > self.memory:
             return None
         everything = tuple(range(self.groups.count))
         low = max(self.groups.problem.accelerators, -(-int(self.sizes.sum()) // max(self.memory, 1)))
@@ -165,14 +196,22 @@ class _Packing:
         sizes = [int(self.sizes[g]) for g in chosen]
         model = cp_model.CpModel()
         most = model.new_int_var(max(sizes), sum(sizes), "most")
-        x = [[model.new_bool_var("") for _ in range(accelerators)] for _ in chosen]
-        for i, row in enumerate(x):
-            model.add_exactly_one(row)
-            for device in range(i + 1, accelerators):
-                model.add(row[device] == 0)
+        x = _place_each(model, len(chosen), accelerators, True)
         for device in range(accelerators):
             model.add(sum(size * row[device] for size, row in zip(sizes, x, strict=True)) <= most)
         model.minimize(most)
         solver = new_solver(workers=2)
         solver.parameters.max_time_in_seconds = max(0.1, self.deadline_s - time.monotonic())
         return int(solver.objective_value) if solver.solve(model) == cp_model.OPTIMAL else None
+
+
+def _place_each(
+    model: cp_model.CpModel, groups: int, devices: int, are_alike: bool
+) -> list[list[cp_model.IntVar]]:
+    """Give each group one device. `are_alike`: of answers that differ by a swap of devices, leave one."""
+    x = [[model.new_bool_var("") for _ in range(devices)] for _ in range(groups)]
+    for i, row in enumerate(x):
+        model.add_exactly_one(row)
+        for later in row[i + 1 :] if are_alike else ():
+            model.add(later == 0)
+    return x

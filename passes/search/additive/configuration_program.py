@@ -23,7 +23,6 @@ from partc.passes.search.additive.additive_costs import AdditiveCosts, ConfigNum
 from partc.runtime.errors import NoPlacement
 
 PARTS = 1 << 24  # of the largest cost
-BYTES = 1 << 10  # sizes are in these, limits rounded down, sizes up
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +90,10 @@ def _weighted(variables: list[cp_model.IntVar], seconds: Floats, unit_s: float) 
 def _fit(model: cp_model.CpModel, costs: AdditiveCosts, chosen: list[list[cp_model.IntVar]]) -> None:
     for worker, limit in enumerate(costs.limits_bytes.tolist()):
         variables = [var for row in chosen for var in row]
-        sizes = [
-            -(-int(size) // BYTES) for memory in costs.memory_bytes for size in memory[:, worker].tolist()
-        ]
+        sizes = [int(size) for memory in costs.memory_bytes for size in memory[:, worker].tolist()]
         most = sum(max(memory[:, worker], default=0.0) for memory in costs.memory_bytes)
         if most > limit:
-            model.add(cp_model.LinearExpr.weighted_sum(variables, sizes) <= int(limit) // BYTES)
+            model.add(cp_model.LinearExpr.weighted_sum(variables, sizes) <= int(limit))
 
 
 def _refusal(costs: AdditiveCosts, is_proven: bool) -> NoPlacement:

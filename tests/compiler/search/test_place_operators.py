@@ -88,15 +88,70 @@ def test_it_trains_as_one_device(placed: tuple[Compilation, Path]) -> None:
 
 
 def test_what_does_not_fit_is_refused_with_the_operators_that_conflict(tmp_path: Path) -> None:
-    refused = cluster(memory_bytes=12_000_000)  # 3 MB a device; a branch's 1.6 MB are kept twice
+    refused = cluster(memory_bytes=6_000_000)  # 1.5 MB a device, of which a branch's variables take 1.6
 
     with pytest.raises(NoPlacement, match="no placement fits: variables of 1 operators take") as refusal:
         compile_step(branches(), refused, tmp_path / "out", PLACED)
 
-    assert "take 0.00315 GB together" in str(refusal.value)
-    assert "devices of 0.00315 GB for variables" in str(refusal.value)
+    assert "take 0.00157 GB together" in str(refusal.value)
+    assert "devices of 0.00157 GB for variables" in str(refusal.value)
     assert "MatMul" in str(refusal.value)
     assert not (tmp_path / "out").exists()
+
+
+def towers(sizes: tuple[int, ...]) -> onnx.ModelProto:
+    """Return a step of one product a tower, which share nothing; `sizes`: of each weight, in MiB."""
+    of_each = [
+        f"a{i} = MatMul (x, W{i}) t{i} = Tanh (a{i}) l{i} = ReduceMean <keepdims = 0> (t{i})"
+        for i in range(len(sizes))
+    ]
+    losses = ", ".join(f"l{i}" for i in range(len(sizes)))
+    forward = parse(f"f (float[8,512] x) => (float loss) {{ {' '.join(of_each)} loss = Sum ({losses}) }}")
+    for i, size in enumerate(sizes):
+        value = np.full((512, 512 * size), 0.01, np.float32)
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(value, f"W{i}"))
+    return build_training_graph(forward, loss="loss", optimizer=SGD(0.1))
+
+
+def hosts_of(*sizes: float) -> Cluster:
+    """Return hosts of one CPU each. `sizes`: their memory, in MiB."""
+    made = cluster_of(f"{len(sizes)}x1")
+    hosts = tuple(
+        msgspec.structs.replace(host, memory_bytes=int(size * 2**20))
+        for host, size in zip(made.hosts, sizes, strict=True)
+    )
+    return msgspec.structs.replace(made, hosts=hosts)
+
+
+def devices_of(compiled: Compilation) -> list[tuple[str, ...]]:
+    return [entry.devices for entry in compiled.strategy.ops]
+
+
+def test_what_fits_without_room_for_gradients_is_placed(tmp_path: Path) -> None:
+    compiled = compile_step(towers((4, 4)), hosts_of(6, 6), tmp_path / "out", PLACED)
+
+    assert len(set(devices_of(compiled))) == 2
+
+
+def test_each_device_is_filled_up_to_its_own_memory(tmp_path: Path) -> None:
+    compiled = compile_step(towers((5, 5, 3, 3)), hosts_of(27, 7.5), tmp_path / "out", PLACED)
+
+    large, *_ = first = devices_of(compiled)
+    assert first == [large, large, *(each for each in first[2:] if each != large)]
+    assert compiled.memory[1].certain_bytes > 6 * 2**20
+
+
+def test_what_only_one_packing_of_the_devices_holds_is_placed(tmp_path: Path) -> None:
+    compiled = compile_step(towers((3, 3, 2, 2, 2)), hosts_of(6.5, 6.5), tmp_path / "out", PLACED)
+
+    first, second, *others = devices_of(compiled)
+    assert first == second
+    assert set(others).isdisjoint({first})
+
+
+def test_memory_that_differs_is_told_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(NoPlacement, match=r"2 devices have from 0\.00629 GB to 0\.0105 GB"):
+        compile_step(towers((6, 6, 6)), hosts_of(10, 6), tmp_path / "out", PLACED)
 
 
 @pytest.mark.parametrize(

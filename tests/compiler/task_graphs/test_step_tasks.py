@@ -1,11 +1,13 @@
 """The task graph of a step agrees with its compiled plan, and a move of it with building it anew."""
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from partc.compiler.api import compile_step
 from partc.compiler.compilation import Compilation
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum
@@ -18,6 +20,7 @@ from partc.compiler.task_graphs import step_tasks
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster
 from partc.cost.cluster.machines import Device, Host, Link
+from partc.cost.simulation.memory import memory_of
 from partc.models.catalogue import build_model
 from partc.passes.search.operators.find_groups import OperatorGroup, find_groups
 from partc.passes.search.operators.operator_space import (
@@ -202,3 +205,22 @@ def test_variables_that_do_not_fit_are_refused() -> None:
     finally:
         of.tasks.prices.limits_bytes = limits
     assert of.tasks.graph.full() == of.tasks.begin(of.start)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_variables_take_no_more_than_plans_keep(name: str, tmp_path: Path) -> None:
+    of, cluster = priced(name), CLUSTERS["cpus"]
+    states = [random_state(of.tasks, of.space, of.start, np.random.default_rng(seed), 8) for seed in range(3)]
+    compared = 0
+    for state in ((OperatorConfig((("batch", 1),), (1,)),) * len(of.groups), *states):
+        if of.whole_s(state) is None:
+            continue
+        strategy = strategy_of(state, of.groups, of.first.worker_names, "global")
+        plan = compile_step(step(name), cluster, tmp_path / str(compared), Options(strategy=strategy)).plan
+        compared += 1
+
+        of.tasks.begin(state)
+        memory = memory_of(plan, cluster)
+        assert (of.tasks.kept_bytes <= [need.certain_bytes for need in memory]).all()
+        assert of.tasks.kept_bytes.max() > 0.5 * max(need.variables_bytes for need in memory)
+    assert compared > 1

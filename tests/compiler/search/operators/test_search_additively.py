@@ -32,8 +32,10 @@ def test_the_sum_on_one_worker_is_the_step(name: str) -> None:
     assert not any(pair.any() for pair in costs.pair_s.values()), "nothing goes from a worker to itself"
     kept = sum(memory[0] for memory in costs.memory_bytes)
     assert not kept[[0, 1, 3]].any()
-    variables = sum(of.first.analysis.facts.nbytes(name) for name in of.first.analysis.training.gradients)
-    assert kept[2] >= 2 * variables, "and their gradients, and what follows them"
+    analysis = of.first.analysis
+    following = {name for name, leader in analysis.followers.items() if leader is not None}
+    variables = following | analysis.training.gradients.keys()
+    assert kept[2] == sum(map(analysis.facts.nbytes, variables)), "parameters, and what follows them"
 
 
 @pytest.mark.parametrize("name", ["mlp", "words"])

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from partc.cost.placement.problems.problem import Node, Problem
-from partc.cost.placement.throughput.conflicts import find_conflict, refuse
+from partc.cost.placement.throughput.conflicts import find_conflict, pack, refuse
 from tests.builders.placements import optimum, random_problem
 
 
@@ -28,6 +28,20 @@ def test_a_node_that_is_too_large_conflicts_alone_and_no_count_helps() -> None:
 
     assert conflict is not None
     assert [conflict.nodes, conflict.least_memory, conflict.least_accelerators] == [(1,), 9, None]
+
+
+def test_each_accelerator_is_filled_up_to_its_own_memory() -> None:
+    problem = replace(sized(5, 4, 3, memory=8), own_memory=(Fraction(4), Fraction(8)))
+    short = replace(sized(5, 4, 4, memory=8), own_memory=(Fraction(4), Fraction(8)))
+
+    placement = pack(problem)
+
+    assert placement is not None and placement.device_of == (1, 0, 1)
+    assert find_conflict(problem, contiguous=False) is None
+    assert pack(short) is None
+    conflict = find_conflict(short, contiguous=False)
+    assert conflict is not None
+    assert [conflict.nodes, conflict.least_memory, conflict.least_accelerators] == [(0, 1, 2), 8, None]
 
 
 def test_an_order_of_parts_may_conflict_where_packing_does_not() -> None:

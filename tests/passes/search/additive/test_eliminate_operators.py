@@ -66,6 +66,15 @@ def test_operators_that_do_not_reduce_are_refused_by_name() -> None:
     check_reduces(["a", "b", "c"], [(0, 1), (1, 2), (0, 2)])
 
 
+def test_variables_that_fit_to_the_byte_are_taken() -> None:
+    sizes = [np.array([[600.0, 0.0], [0.0, 600.0]])] * 4
+    costs = AdditiveCosts(["a", "b", "c", "d"], [np.array([0.0, 1.0])] * 4, {}, sizes, np.full(2, 1200.0))
+
+    proven = solve_configurations(costs, seconds=30.0, seed=0)
+
+    assert proven.total_s == pytest.approx(2.0)
+
+
 def test_variables_that_fit_nowhere_are_refused() -> None:
     with pytest.raises(NoPlacement, match="under no configurations"):
         solve_configurations(drawn(LINE, 0, limit=10.0), seconds=30.0, seed=0)
