@@ -5,26 +5,30 @@
     memory    variables and their followers
 
 cost/placement finds an answer for either time of transfers. Both, and everything on each of the devices, are
-then improved by the task graph, which knows every link, and the quickest whole plan is taken.
+then improved by the task graph, which knows every link. The quickest whole plan is taken, and single
+operators of it move as long as there is time and a whole plan is quicker.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from operator import itemgetter
 
 import numpy as np
 
 from partc.compiler.compilation import Compilation
 from partc.compiler.options import Options
 from partc.compiler.pipeline import DECIDE, run
+from partc.compiler.search.operators.climb_plans import GroupChange, climb_plans
 from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.search.operators.walk_tasks import LEAST_GAIN, StepConfigs
+from partc.compiler.search.search_limit import SearchLimit
 from partc.compiler.search.whole_steps import Priced, WholeSteps
 from partc.compiler.settle_options import begin_compilation
 from partc.compiler.task_graphs.block_costs import BlockCosts
 from partc.compiler.task_graphs.step_blocks import ParameterOf
-from partc.compiler.task_graphs.step_tasks import StepTasks
+from partc.compiler.task_graphs.step_tasks import StepTasks, compile_kernels
 from partc.cost.cluster.cluster import Cluster, ranks_of
 from partc.cost.placement.latency.latency import MOST_SAT_NODES, list_schedule, place_for_latency
 from partc.cost.placement.problems.problem import Node, Problem
@@ -48,23 +52,45 @@ def place_operators(read: Callable[[], TrainingGraph], cluster: Cluster, options
             fix="use --batch global",
         )
     options = replace(options, batch="global")
-    until_s = time.monotonic() + options.search.budget_s
+    limit = SearchLimit(options.search.budget_s, options.search.proposals)
     own = OwnSpace.of(_decided(read(), cluster, options))
     if own is None:
         raise BadUsage("the step has no operators", at="--strategy placed", fix="use another strategy")
+    with limit.stopped():
+        compile_kernels()
     together = _together(own)
     starts = [*_placements(own, options), *(state for state in together if _fits(own.tasks, state))]
-    improved = sorted((_improved(own.tasks, state, until_s) for state in starts), key=lambda pair: pair[1])
-    price = WholeSteps(read, cluster, options)
-    best: Priced | None = None
+    improved = sorted((_improved(own.tasks, start, limit.until_s) for start in starts), key=itemgetter(1))
+    best = _BestPlan(own, WholeSteps(read, cluster, options))
     for state in dict.fromkeys((*(state for state, _ in improved[:TRIED]), *starts, *together)):
-        priced = price("placed", own.strategy(state))
-        if priced is not None and (best is None or priced.step_s < best.step_s):
-            best = priced
-    if best is None:
-        assert price.failure is not None
-        raise price.failure
-    return best.strategy
+        best.is_quicker(state)
+    if best.priced is None or best.state is None:
+        assert best.price.failure is not None
+        raise best.price.failure
+
+    def goes_on(priced: int) -> bool:
+        return priced < limit.part(1.0) and limit.left_s > best.price.usual_s
+
+    climb_plans(own.tasks, lambda: _moves(own), best.state, best.is_quicker, goes_on, limit.until_s)
+    return best.priced.strategy
+
+
+@dataclass
+class _BestPlan:
+    """The quickest whole plan so far, and the state that it is of."""
+
+    own: OwnSpace
+    price: WholeSteps
+    priced: Priced | None = None
+    state: StepConfigs | None = None
+
+    def is_quicker(self, state: StepConfigs) -> bool:
+        """Price a state, and keep it where it is the quickest."""
+        priced = self.price("placed", self.own.strategy(state))
+        if priced is None or (self.priced is not None and priced.step_s >= self.priced.step_s):
+            return False
+        self.priced, self.state = priced, state
+        return True
 
 
 def _decided(training: TrainingGraph, cluster: Cluster, options: Options) -> Compilation:
@@ -79,6 +105,13 @@ def _decided(training: TrainingGraph, cluster: Cluster, options: Options) -> Com
 
 def _on(worker: int) -> OperatorConfig:
     return OperatorConfig((("batch", 1),), (worker,))
+
+
+def _moves(own: OwnSpace) -> Iterator[GroupChange]:
+    """Yield each operator on each worker."""
+    for group in range(len(own.groups)):
+        for worker in range(own.space.workers):
+            yield (group,), _on(worker)
 
 
 def _together(own: OwnSpace) -> list[StepConfigs]:

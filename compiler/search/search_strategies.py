@@ -23,6 +23,7 @@ import numpy as np
 
 from partc.compiler.options import Options, SearchMethod, SearchOptions
 from partc.compiler.search.name_what_fits import names_by_need
+from partc.compiler.search.operators.climb_plans import GroupChange, all_changes, climb_plans
 from partc.compiler.search.operators.exhaust import Exhaustion, check_states, exhaust
 from partc.compiler.search.operators.own_space import OwnSpace
 from partc.compiler.search.operators.search_additively import solve_additively
@@ -32,7 +33,6 @@ from partc.compiler.search.operators.walk_tasks import (
     StepConfigs,
     climb,
     fewer_replicas,
-    single_changes,
 )
 from partc.compiler.search.pipelines.climb_pipelines import climb_pipelines
 from partc.compiler.search.pipelines.estimate_pipelines import PipelineEstimate
@@ -325,25 +325,22 @@ class _Search:
 
     def _climb_plans(self, own: OwnSpace) -> None:
         """Take single changes that are quicker as whole plans, from what the task graph calls quickest on."""
-        most, tried = self._limit.part(PLAN_PROPOSALS), set[StepConfigs]()
-        state = self._state_of_best(own)
-        while state is not None:
-            changes = single_changes(own.tasks, own.space, state, self._limit.until_s)
-            if changes is None:
-                return
-            for changed in changes:
-                if changed in tried:
-                    continue
-                if len(tried) >= most or self._limit.left_s < RESERVE * self._price.usual_s:
-                    return
-                tried.add(changed)
-                self._see_state(own, changed, "climb")
-                if self._state == changed:
-                    break
-            else:
-                self.remarks.append("each such change was priced as a whole plan, too: none is quicker")
-                return
-            state = changed
+        most, state = self._limit.part(PLAN_PROPOSALS), self._state_of_best(own)
+
+        def is_quicker(changed: StepConfigs) -> bool:
+            self._see_state(own, changed, "climb")
+            return self._state == changed
+
+        def goes_on(priced: int) -> bool:
+            return priced < most and self._limit.left_s >= RESERVE * self._price.usual_s
+
+        def changes() -> Iterator[GroupChange]:
+            return all_changes(own.space)
+
+        if state is None:
+            return
+        if climb_plans(own.tasks, changes, state, is_quicker, goes_on, self._limit.until_s):
+            self.remarks.append("each such change was priced as a whole plan, too: none is quicker")
 
     def _state_of_best(self, own: OwnSpace) -> StepConfigs | None:
         """Return the quickest plan as a state, where it is one, or close to one."""

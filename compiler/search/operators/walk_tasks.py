@@ -252,7 +252,7 @@ def climb(
     """
     state, step_s = list(start), tasks.begin(start)
     assert step_s is not None, "a start that can be"
-    units = _units(space)
+    units = units_of(space)
     since_better = tried = 0
     for kind, groups in cycle(units):
         if since_better == len(units):
@@ -275,34 +275,12 @@ def climb(
     raise AssertionError("there is a kind")
 
 
-def _units(space: OperatorSpace) -> list[tuple[int, tuple[int, ...]]]:
+def units_of(space: OperatorSpace) -> list[tuple[int, tuple[int, ...]]]:
     """Return the groups that are changed together: those of each kind, and each alone; with the kind."""
     units = [(number, kind.groups) for number, kind in enumerate(space.kinds)]
     if not space.is_alike:
         units += [(number, (one,)) for number, groups in units if len(groups) > 1 for one in groups]
     return units
-
-
-def single_changes(
-    tasks: StepTasks, space: OperatorSpace, start: StepConfigs, until_s: float
-) -> list[StepConfigs] | None:
-    """Return what every change of one kind, or of one group of it, makes of a state: the quickest first.
-
-    None where the time is over before all are known.
-    """
-    if tasks.begin(start) is None:
-        return []
-    step_s_of: dict[StepConfigs, float] = {}
-    for kind, groups in _units(space):
-        for config in dict.fromkeys(space.configs(kind)):
-            if time.monotonic() > until_s:
-                return None
-            changes = {n: config for n in groups if start[n] != config}
-            step_s = tasks.move(changes) if changes else None
-            if step_s is not None:
-                step_s_of[tuple(changes.get(n, own) for n, own in enumerate(start))] = step_s
-                tasks.undo()
-    return sorted(step_s_of, key=step_s_of.__getitem__)
 
 
 @paused_collection()

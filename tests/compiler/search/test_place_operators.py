@@ -154,6 +154,54 @@ def test_memory_that_differs_is_told_as_it_is(tmp_path: Path) -> None:
         compile_step(towers((6, 6, 6)), hosts_of(10, 6), tmp_path / "out", PLACED)
 
 
+TWO_TOWERS = """
+towers (float[16,240] x, float[16,80] z) => (float loss) {
+    a = MatMul (x, A)
+    p = Tanh (a)
+    c = MatMul (p, C)
+    q = Tanh (c)
+    b = MatMul (z, B)
+    r = Tanh (b)
+    d = MatMul (r, D)
+    s = Tanh (d)
+    both = Concat <axis = 1> (q, s)
+    y = MatMul (both, V)
+    loss = ReduceMean <keepdims = 0> (y)
+}
+"""
+TOWERS_SHAPES = {"A": (240, 192), "C": (192, 48), "B": (80, 88), "D": (88, 256), "V": (304, 7)}
+
+
+def slow_hosts() -> Cluster:
+    """Return two hosts of one CPU each, of 0.2 GFLOP/s."""
+    made = cluster_of("2x1")
+    hosts = tuple(
+        msgspec.structs.replace(
+            host, devices=tuple(msgspec.structs.replace(device, flops_per_s=2e8) for device in host.devices)
+        )
+        for host in made.hosts
+    )
+    return msgspec.structs.replace(made, hosts=hosts)
+
+
+def test_no_operator_makes_the_plan_quicker_elsewhere(tmp_path: Path) -> None:
+    forward = parse(TWO_TOWERS)
+    for name, shape in TOWERS_SHAPES.items():
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(np.full(shape, 0.1, np.float32), name))
+    step, on = build_training_graph(forward, loss="loss", optimizer=SGD(0.1)), slow_hosts()
+    options = replace(PLACED, search=SearchOptions(proposals=50, budget_s=4.0))
+
+    compiled = compile_step(step, on, tmp_path / "out", options)
+
+    for moved in range(len(TOWERS_SHAPES)):
+        ops = list(compiled.strategy.ops)
+        (other,) = {"host0/cpu0", "host1/cpu0"} - set(ops[moved].devices)
+        ops[moved] = msgspec.structs.replace(ops[moved], devices=(other,))
+        strategy = msgspec.structs.replace(compiled.strategy, ops=tuple(ops))
+        whole = compile_step(step, on, tmp_path / str(moved), Options(strategy=strategy))
+        assert compiled.timeline.step_s <= whole.timeline.step_s
+
+
 @pytest.mark.parametrize(
     "options",
     [replace(PLACED, batch="per-replica"), replace(PLACED, asynchronous=True)],
