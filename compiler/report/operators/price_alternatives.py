@@ -2,7 +2,7 @@
 
     computing   the group's nodes on the way forward and back, and what its ranks sum meanwhile
     updating    its parameters' gradients, summed and brought to where they are kept, and the update
-    memory      of its variables and their gradients, on the device that keeps most
+    memory      of its variables, on the device that keeps most
 
 Other groups' tensors are taken to be there. Alike operators are priced once: on one device, and on all
 of them in every way, simple ones first. Of a batch per replica there is nothing to choose: every worker is a

@@ -7,7 +7,7 @@ from partc.compiler.report.operators.alternatives import Alternative
 from partc.compiler.report.operators.find_alternatives import find_alternatives
 from tests.compiler.report.operators.conftest import SIZES, Page
 
-FLOAT, KEPT = 4, 4  # bytes; a parameter, its gradient, and two moments of Adam
+FLOAT, KEPT = 4, 3  # bytes; a parameter, and two moments of Adam
 
 
 @pytest.fixture(scope="module")
