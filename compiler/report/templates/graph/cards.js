@@ -74,7 +74,7 @@ const considered = group => {
     make("div", {class: "wide", tabindex: "0", role: "region", "aria-label": "What else its group could be"}, make("table", {},
       make("thead", {}, make("tr", {}, ["Configuration", "Predicted, alone", "Memory"].map((name, at) => make("th", at ? {class: "number", scope: "col"} : {scope: "col"}, name)))),
       make("tbody", {}, rows.map(line)))),
-    make("p", {class: "note"}, "Computing, and gradients with the update, as the search prices them, each alone: what others wait for is not in it, so the quickest step may be another. Memory is of variables and their gradients, on one device. ", space));
+    make("p", {class: "note"}, "Computing, and gradients with the update, as the search prices them, each alone: what others wait for is not in it, so the quickest step may be another. Memory is of variables, on one device. ", space));
 };
 
 const variableCard = thing => {
