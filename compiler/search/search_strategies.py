@@ -1,12 +1,11 @@
 """Find a quick strategy: named ones, and operators' own configurations by one of several methods.
 
-    names        data parallelism as `auto` has it, then experts and products of them, simplest first
+    names        data parallelism as `auto` has it, then experts and products of them: by every method
     pipelines    climbs from names over stages, cuts, micro-batches, and what a stage's workers divide
-    mcmc         names, pipelines; walks from data parallelism, the best so far, fewer replicas and one worker
-    ilp, dp      the least sum of what operators and transfers take alone: its own answer, or a walk's start;
-                 then names
-    exhaustive   the quickest of all states by the task graph, where these are few; then names
-    auto         names, pipelines; walks, from the answers of ilp and dp as well; exhaustion where possible
+    mcmc         pipelines; walks from data parallelism, the best so far, fewer replicas and one worker
+    ilp, dp      the least sum of what operators and transfers take alone: its own answer, or a walk's start
+    exhaustive   the quickest of all states by the task graph, where these are few
+    auto         pipelines; walks, from the answers of ilp and dp as well; exhaustion where possible
     all          as long as there is time, changes of one operator, or kind, of the quickest, as whole plans
 
 Configurations are priced by the task graph; the quickest states are then priced as whole plans. What counts
@@ -138,21 +137,18 @@ class _Search:
 
     def run(self) -> None:
         """Search by the method that was asked for."""
-        method = self._asked.method
-        has_walks = method in ("auto", "mcmc")
-        if has_walks:
-            self._try_names(self._limit.early_until_s(NAMED_SHARE))
-            self._climb_pipelines()
-        own = OwnSpace.of(self._first, self._asked.together)
+        method, own = self._asked.method, OwnSpace.of(self._first, self._asked.together)
         if own is None:
             self._refuse_without_choice()
+        self._try_names(self._limit.early_until_s(NAMED_SHARE))
+        if method in ("auto", "mcmc"):
+            self._climb_pipelines()
+        if own is None:
             return
         if self._limit.left_s > self._price.usual_s:
             with self._limit.stopped():
                 compile_kernels()
         self._search_own(own, method)
-        if not has_walks:
-            self._try_names(self._limit.part_until_s(NAMED_SHARE))
         self._tell_local_optimum(own)
         self._climb_plans(own)
 
