@@ -18,12 +18,7 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from partc.compiler.differentiation.forward.settle_windows import settle_windows
-from partc.compiler.differentiation.forward.unpack_sequences import (
-    UNPACKED,
-    returned_sequence,
-    unpack_sequences,
-    unwritten_sequence,
-)
+from partc.compiler.differentiation.forward.unpack_sequences import check_no_sequences, unpack_sequences
 from partc.compiler.importing.bindings import (
     Bindings,
     GradientTensors,
@@ -283,25 +278,12 @@ def _upgrade(model: onnx.ModelProto) -> onnx.ModelProto:
     model = inline_products(model)
     model.ir_version = max(IR_VERSION, min(model.ir_version, IR_VERSION))
     unpack_sequences(model)
-    _check_sequences(model.graph)
+    check_no_sequences(model.graph)
     settle_windows(model)
     model = infer_shapes(model, strict_mode=True, data_prop=True)
     check_element_types(model)
     check_operand_shapes(model)
     return model
-
-
-def _check_sequences(graph: onnx.GraphProto) -> None:
-    """Raise UnsupportedModel where a sequence is left that could not be written as tensors."""
-    for node in graph.node:
-        if node.op_type in UNPACKED and node.domain in ("", "ai.onnx"):
-            raise unwritten_sequence(node)
-    for output in graph.output:
-        if output.type.WhichOneof("value") in ("sequence_type", "optional_type"):
-            raise returned_sequence(output.name)
-
-
-# ---------------------------------------------------------------- the graph
 
 
 def _graph_of(model: onnx.ModelProto) -> gs.Graph:

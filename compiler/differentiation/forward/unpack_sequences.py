@@ -52,16 +52,29 @@ def unpack_sequences(model: onnx.ModelProto) -> None:
     for node in graph.node:
         if not unpacking.take(node):
             if unpacking.is_known(reads_of(node)):
-                raise unwritten_sequence(node)
+                raise _unwritten_sequence(node)
             unpacking.build.copy(node)
     for value in graph.output:
         if unpacking.is_known({value.name}):
-            raise returned_sequence(value.name)
+            raise _returned_sequence(value.name)
     del graph.node[:]
     graph.node.extend(unpacking.build.nodes)
 
 
-def unwritten_sequence(node: onnx.NodeProto) -> UnsupportedModel:
+def check_no_sequences(graph: onnx.GraphProto) -> None:
+    """Raise UnsupportedModel where a sequence is left that could not be written as tensors."""
+    for node in graph.node:
+        if node.op_type in UNPACKED and node.domain in ("", "ai.onnx"):
+            raise _unwritten_sequence(node)
+    for output in graph.output:
+        if output.type.WhichOneof("value") in ("sequence_type", "optional_type"):
+            raise _returned_sequence(output.name)
+
+
+# ---------------------------------------------------------------- the graph
+
+
+def _unwritten_sequence(node: onnx.NodeProto) -> UnsupportedModel:
     """Return the error of a node that makes or reads a sequence which cannot be written as tensors."""
     return UnsupportedModel(
         "sequences and optionals are compiled where their lengths and positions are constants, some tensors "
@@ -71,7 +84,7 @@ def unwritten_sequence(node: onnx.NodeProto) -> UnsupportedModel:
     )
 
 
-def returned_sequence(name: str) -> UnsupportedModel:
+def _returned_sequence(name: str) -> UnsupportedModel:
     """Return the error of an output that is no tensor."""
     return UnsupportedModel(
         "the graph returns a sequence or optional, and a plan's outputs are tensors",
