@@ -2,9 +2,9 @@
 
     sudo python benchmarks/sums.py [--hosts 2] [--workers 2] [--mbit 1000] [--kbytes 64 1024] [--json FILE]
 
-Hosts are namespaces. All workers sum, or scatter a sum, or gather, through the transport that plans run on,
-in rounds through all ways in turn; a way counts the median of what its slowest rank took. `link`: bytes that
-the busiest host sends, by those of the value, measured at its interface and as priced.
+Hosts are namespaces. All workers sum, or scatter a sum, or gather a value or rows, through the transport that
+plans run on, in rounds through all ways in turn; a way counts the median of what its slowest rank took.
+`link`: bytes that the busiest host sends, by those of the value, measured at its interface and as priced.
 """
 
 import argparse
@@ -44,7 +44,9 @@ WAYS: dict[str, Kind] = {
     "levels": "all_reduce",
     "scatter": "reduce_scatter",
     "gather": "all_gather",
+    "rows": "all_gather_rows",
 }
+ROW_BYTES = 256
 
 
 def main() -> None:
@@ -94,8 +96,10 @@ def _price(cluster: Cluster, way: str, nbytes: int) -> Phases:
             return collectives.all_reduce_by_levels(groups.network, groups.workers, nbytes)
         case "scatter":
             return collectives.reduce_scatter(groups.network, groups.workers, regions)
-        case _:
+        case "gather":
             return collectives.all_gather(groups.network, groups.workers, regions)
+        case _:
+            return collectives.all_gather_rows(groups.network, groups.workers, regions)
 
 
 def _run_ranks(cluster: Cluster, folder: Path, options: argparse.Namespace) -> None:
@@ -147,6 +151,9 @@ def _part(kind: Kind, members: tuple[int, ...], rank: int, value: np.ndarray) ->
     counts = tuple(b - a for a, b in pairwise(ends))
     own = value[ends[position] : ends[position + 1]]
     start = Start(0, kind, "", "worker", "worker", ("value",), ("value",), counts=counts)
+    if kind == "all_gather_rows":
+        rows = np.ones((max(1, value.nbytes // len(members) // ROW_BYTES), ROW_BYTES // 4), np.float32)
+        return Part(start, members, position, True, True, rows=(rows,))
     source, target = (own if way == kind else value for way in ("all_gather", "reduce_scatter"))
     return Part(start, members, position, True, True, dense=(Dense(source, target),))
 

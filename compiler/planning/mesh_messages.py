@@ -25,7 +25,7 @@ AlongOp = Literal["AllReduce", "ReduceScatter", "AllGather", "AllGatherRows", "S
 _WAYS = {  # of those in parts, on one line of workers
     "ReduceScatter": collectives.reduce_scatter,
     "AllGather": collectives.all_gather,
-    "AllGatherRows": collectives.ring_all_gather_rows,
+    "AllGatherRows": collectives.all_gather_rows,
 }
 
 

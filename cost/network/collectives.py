@@ -17,17 +17,20 @@ are ends of the cluster's network: devices, or hosts for servers with a process 
     shift                to one neighbour             a + m / b
     exchange             direct                       a + m / b    for each message of the busiest member
     gather, scatter      direct                       (p - 1) (a + m / b)     m of each member
-    all_gather_rows      ring                         (p - 1) (a + m / b)     m of each member
+    all_gather_rows      doubling, or Bruck et al.    l a + (p - 1) m / b     m of each member
+    all_gather_rows,     ring                         (p - 1) (a + m / b)     m of each member
+    long
     all_to_all_rows      pairwise exchange            (p - 1) (a + m / (p b)) m of each member
 
-Where two algorithms are named the quicker one counts, as MPI libraries choose by size. Long is what the
-runtime sums in two collectives; a short sum MPICH makes within hosts, among their first members, and back,
-where hosts have several (docs/decisions/077).
+Where two algorithms are named the quicker one counts, as MPI libraries choose by size; rows go as MPICH sends
+them (docs/decisions/100). A long sum is what the runtime makes in two collectives; a short one MPICH makes
+within hosts, among their first members, and back, where hosts have several (docs/decisions/077).
 Sources: Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117-124, for the ring; Thakur,
-Rabenseifner and Gropp, Int. J. High Perform. Comput. Appl. 19 (2005) 49-66, for the others.
-Row kinds first tell each other their sizes: one more latency a step. Adding m bytes on a CPU moves
-3 m through its host's memory (two reads, a write), and what a member gives to a sum is copied once; a GPU
-adds in its own memory, at no cost here.
+Rabenseifner and Gropp, Int. J. High Perform. Comput. Appl. 19 (2005) 49-66, for the others; Bruck et al.,
+IEEE Trans. Parallel Distrib. Syst. 8 (1997) 1143-1156.
+Row kinds first tell each other their sizes: one more latency a step, l where all tell all. Adding m bytes on
+a CPU moves 3 m through its host's memory (two reads, a write), and what a member gives to a sum is copied
+once; a GPU adds in its own memory, at no cost here.
 Ignored: protocol overhead, a pipeline's first chunk.
 """
 
@@ -55,6 +58,10 @@ AllReduce = Callable[[Network, Sequence[str], float], Phases]  # of a value of s
 
 SUM_TRAFFIC = 3  # memory bytes per byte added
 COPY_TRAFFIC = 2  # memory bytes per byte copied
+
+# From so many bytes of all members together MPICH's Iallgatherv goes around a ring; the second where members
+# are no power of two.
+LONG_ROWS_BYTES, LONG_ODD_ROWS_BYTES = 512 << 10, 80 << 10
 
 
 def reduce(network: Network, members: Sequence[str], message_bytes: float) -> Phases:
@@ -227,9 +234,17 @@ def scatter(network: Network, members: Sequence[str], parts: Sequence[float]) ->
     return _direct(network, _from_first, members, np.array(parts[1:]), 2 * (len(members) - 1))
 
 
-def ring_all_gather_rows(network: Network, members: Sequence[str], parts: Sequence[float]) -> Phases:
-    """Give part i (bytes) of member i to everybody, around a ring. Sizes are exchanged first."""
-    return _around(network, members, np.array(parts), 2 * (len(members) - 1))
+def all_gather_rows(network: Network, members: Sequence[str], parts: Sequence[float]) -> Phases:
+    """Give part i (bytes) of member i to everybody. Sizes are exchanged first.
+
+    Around a ring, or in steps after which each has the parts of twice as many.
+    """
+    p, own = len(members), np.array(parts)
+    is_power_of_two = p & p - 1 == 0
+    if own.sum() >= (LONG_ROWS_BYTES if is_power_of_two else LONG_ODD_ROWS_BYTES):
+        return _around(network, members, own, p - 1 + _log2(p))
+    pattern, sent = (_doubling, _doubled(own)) if is_power_of_two else (_bruck, _gathered_behind(own))
+    return _direct(network, pattern, members, sent, 2 * _log2(p))
 
 
 def all_to_all_rows(
@@ -281,6 +296,27 @@ def _doubling(members: Sequence[str]) -> Pairs:
         for i in range(p)
         if i ^ 1 << step < p
     ]
+
+
+def _doubled(parts: Array) -> Array:
+    """Return what a power of two of members send in `_doubling`: step by step, all that they have."""
+    p = len(parts)
+    have = [parts.reshape(-1, 1 << step).sum(axis=1) for step in range(_log2(p))]
+    return np.concatenate([np.repeat(known, p // len(known)) for known in have]) if have else parts[:0]
+
+
+def _bruck(members: Sequence[str]) -> Pairs:
+    """Return who sends to whom where parts are gathered from behind, 2 ** step places at a time."""
+    p = len(members)
+    return [(members[i], members[i - (1 << step)]) for step in range(_log2(p)) for i in range(p)]
+
+
+def _gathered_behind(parts: Array) -> Array:
+    """Return what members send in `_bruck`: their own parts, and of those behind what the others lack."""
+    p = len(parts)
+    around = np.concatenate([[0.0], np.cumsum(np.concatenate([parts, parts]))])
+    has = [min(1 << step, p - (1 << step)) for step in range(_log2(p))]
+    return np.concatenate([around[count : count + p] - around[:p] for count in has])
 
 
 def _log2(members: int) -> int:

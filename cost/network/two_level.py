@@ -1,7 +1,7 @@
 """Synchronise one parameter, in two levels but for all_gather: within every host, then among hosts.
 
     all_reduce   a sum of all workers, in the way that is quicker (sums.py)
-    all_gather   rows of all workers, around one ring of all of them, host after host
+    all_gather   rows of all workers, in one collective of all of them
     servers      dense   workers ──reduce──> server ──reduce-scatter──> owners, which update;
                          owners ──all-gather──> servers ──broadcast──> workers
                  sparse  pull  ids to the host's server, distinct ids to owners, rows back
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from partc.cost.cluster.cluster import Cluster, groups_of, ranks_of
 from partc.cost.network.collectives import (
     all_gather,
+    all_gather_rows,
     all_reduce,
     all_reduce_by_levels,
     all_to_all_rows,
@@ -29,7 +30,6 @@ from partc.cost.network.collectives import (
     gather,
     reduce,
     reduce_scatter,
-    ring_all_gather_rows,
     scatter,
 )
 from partc.cost.network.families import Family, families_of, in_every
@@ -115,7 +115,7 @@ def _all_reduce(groups: NetworkGroups, message_bytes: float) -> Phases:
 
 def _all_gather(groups: NetworkGroups, facts: SyncFacts) -> Phases:
     part = facts.touched_rows * (facts.row_bytes + ID_BYTES)
-    return ring_all_gather_rows(groups.network, groups.workers, [part] * len(groups.workers))
+    return all_gather_rows(groups.network, groups.workers, [part] * len(groups.workers))
 
 
 def _serve_dense(
@@ -141,7 +141,7 @@ def _post_aggregation(groups: NetworkGroups, facts: SyncFacts, shares: tuple[flo
     rows = distinct_rows(facts, len(groups.workers)) if facts.sparse else facts.rows
     summed = rows * facts.row_bytes
     return (
-        ring_all_gather_rows(network, groups.servers, [share * summed for share in shares])
+        all_gather_rows(network, groups.servers, [share * summed for share in shares])
         + in_every(network, groups.host, lambda m: broadcast(network, m, summed))
         + in_every(network, groups.feed, lambda m: broadcast(network, m, summed))
     )

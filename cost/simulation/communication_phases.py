@@ -59,7 +59,7 @@ def phases_of(start: Start, members: Sequence[Rank | ClusterRank], network: Netw
         case "scatter_rows":
             return collectives.scatter(network, ends, [payload * take for take in takes])
         case "all_gather_rows":
-            return collectives.ring_all_gather_rows(network, ends, sends)
+            return collectives.all_gather_rows(network, ends, sends)
         case "all_to_all_rows":
             shares = [take / max(1, sum(takes)) for take in takes]
             return collectives.all_to_all_rows(network, ends, sends, shares)

@@ -101,12 +101,49 @@ def test_uneven_regions_make_their_owner_the_busiest() -> None:
     assert traffic == {"h0": (120.0, 30.0), "h1": (60.0, 60.0), "h2": (0.0, 90.0)}
 
 
-def test_ring_of_rows_carries_all_parts_but_the_receivers_own() -> None:
+def test_a_ring_of_rows_carries_all_parts_but_the_receivers_own() -> None:
     network = Network(one_gpu_each(3))
 
-    phases = collectives.ring_all_gather_rows(network, ends(3), [1.0, 2.0, 3.0])
+    phases = collectives.all_gather_rows(network, ends(3), [1e6, 2e6, 3e6])
 
-    assert host_traffic(network, phases) == {"h0": (5.0, 4.0), "h1": (4.0, 3.0), "h2": (3.0, 5.0)}
+    assert host_traffic(network, phases) == {"h0": (5e6, 4e6), "h1": (4e6, 3e6), "h2": (3e6, 5e6)}
+    assert seconds_of(network, phases) == pytest.approx((2 + 2) * LATENCY_S + 5e6 / RATE)
+
+
+@pytest.mark.parametrize("members", range(2, 18))
+def test_short_rows_are_told_in_as_few_steps_as_members_double(members: int) -> None:
+    """Played by sets of parts: who exchanges with whom is MPICH's, what they lack is counted here."""
+    network, parts = Network(one_gpu_each(members)), [1.0 + i for i in range(members)]
+    doubles = members & members - 1 == 0
+
+    phases = collectives.all_gather_rows(network, ends(members), parts)
+
+    known = [[i] for i in range(members)]
+    received, steps = [0.0] * members, 0
+    while any(len(has) < members for has in known):
+        reach = 1 << steps
+        sources = [i ^ reach if doubles else (i + reach) % members for i in range(members)]
+        told = [known[source][: members - len(known[i])] for i, source in enumerate(sources)]
+        received = [had + sum(parts[part] for part in new) for had, new in zip(received, told, strict=True)]
+        known = [has + new for has, new in zip(known, told, strict=True)]
+        steps += 1
+    assert all(sorted(has) == list(range(members)) for has in known)
+    into = {host: of_host[0] for host, of_host in host_traffic(network, phases).items()}
+    assert into == {f"h{i}": of_member for i, of_member in enumerate(received)}
+    assert sum(phase.latency_s for phase in phases) == pytest.approx(2 * steps * LATENCY_S)
+
+
+@pytest.mark.parametrize(
+    ("members", "kibibytes", "goes_around"), [(4, 500, False), (4, 513, True), (6, 79, False), (6, 81, True)]
+)
+def test_long_rows_go_around(members: int, kibibytes: int, goes_around: bool) -> None:
+    network = Network(one_gpu_each(members))
+
+    phases = collectives.all_gather_rows(network, ends(members), [1024 * kibibytes / members] * members)
+
+    steps = (members - 1).bit_length()
+    rounds = members - 1 if goes_around else steps
+    assert sum(phase.latency_s for phase in phases) == pytest.approx((rounds + steps) * LATENCY_S)
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce", "broadcast"])
