@@ -42,10 +42,10 @@ BLOCKABLE_OPS = frozenset(
         "Cast",
     ]
 )
-LEAST_ELEMENTS = 1 << 20  # of a tensor; below, its passes hit the cache as it is
+LEAST_ELEMENTS = 1 << 18  # of a tensor; below, its passes hit the cache as it is
 LEAST_NODES = 4
-# Elements of a block: those of ten float32 tensors are 5 MB.
-MOST_IN_BLOCK = 1 << 17
+# Elements of a block: those of Adam's eight float32 tensors are 2 MB, what a core has for itself.
+MOST_IN_BLOCK = 1 << 16
 LEAST_IN_BLOCK = 1 << 14
 
 
