@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from partc import torch
     from partc.compiler.api import (
         build_model,
         build_training_graph,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         verify,
     )
     from partc.compiler.differentiation.updates.optimizers import SGD, Adagrad, Momentum
-    from partc.compiler.importing import torch_step as torch
     from partc.compiler.importing.shard_inputs import create_num_shards_and_shard_id
     from partc.compiler.options import GraphOptions, Options, Partitioner, Sample, SearchOptions
     from partc.compiler.parallax_api import get_runner, parallel_run, shard
@@ -97,7 +97,6 @@ _HOME = {
     "shard": "partc.compiler.parallax_api",
     "verify": "partc.compiler.api",
 }
-_MODULES = {"torch": "partc.compiler.importing.torch_step"}
 
 
 def __getattr__(name: str) -> object:
@@ -105,8 +104,8 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version  # a quarter of what `partc --help` takes to begin
 
         return version("partc")
-    if name in _MODULES:
-        return import_module(_MODULES[name])
+    if name == "torch":
+        return import_module("partc.torch")
     if name not in _HOME:
         raise AttributeError(f"module 'partc' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

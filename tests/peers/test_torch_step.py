@@ -204,6 +204,17 @@ def test_an_optimizer_that_reads_its_counts_as_numbers_is_refused(tmp_path: Path
         partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text"), tmp_path / "train.onnx")
 
 
+def test_a_step_that_onnx_runtime_has_no_kernel_for_is_refused(tmp_path: Path) -> None:
+    from partc.torch import export_step
+
+    module = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, CLASSES)).double()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    inputs = torch.ones(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
+
+    with pytest.raises(UnsupportedModel, match=r"(?s)Erf.*fix: export the module.*in float32"):
+        export_step(module, cross_entropy, optimizer, inputs, tmp_path / "train.onnx")
+
+
 def test_an_optimizer_with_a_first_step_of_its_own_is_exported_behind_that(tmp_path: Path) -> None:
     module, inputs = TextNet(), inputs_of("text")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, dampening=0.5)

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partc.compiler.importing.draw_random_inputs import draw_random_inputs
 from partc.compiler.importing.torch_step.trace_step import LossFunction, TracedStep
-from partc.compiler.model_files.open_model import open_model
+from partc.compiler.model_files.open_model import FATAL, open_model
 from partc.runtime.callers_code import callers_code
 from partc.runtime.errors import UnsupportedModel
 from partc.runtime.plan.variables import DrawnInput
@@ -76,7 +78,7 @@ def compare_steps(
     Where the step draws random numbers, the model is given those that PyTorch drew.
     """
     model, drawn = draw_random_inputs(model)
-    session = open_model(model)
+    session = _open(model)
     outputs = ["loss", *(f"{name}.next" for name in traced.variables)]
     data = dict(zip(names, (value.numpy() for value in traced.inputs), strict=True))
     values = {name: value.detach().numpy() for name, value in traced.variables.items()}
@@ -93,6 +95,18 @@ def compare_steps(
             _compare(name, values[name], reference, step, noise)
             if noise is not None:  # else the next step would start from different values
                 values[name] = np.where(noise, reference.numpy(), values[name])
+
+
+def _open(model: onnx.ModelProto) -> ort.InferenceSession:
+    try:
+        return open_model(model, severity=FATAL)
+    except NoKernel as error:
+        lack = str(error).split(" : ", 3)[-1]
+        raise UnsupportedModel(
+            f"ONNX Runtime {ort.__version__} cannot run the step: {lack}",
+            at="partc.torch.export_step",
+            fix="export the module and its inputs in float32: module.float()",
+        ) from error
 
 
 class _Expected:
