@@ -14,6 +14,7 @@ import onnx
 from onnx import inliner
 
 from partc.passes.graph.bodies import nodes_of
+from partc.runtime.errors import BadModel
 
 OpId = tuple[str, str, str]  # domain, type, overload
 Defaults = Mapping[OpId, Sequence[onnx.AttributeProto]]
@@ -22,9 +23,18 @@ Defaults = Mapping[OpId, Sequence[onnx.AttributeProto]]
 def inline_local_functions(model: onnx.ModelProto, *, convert_version: bool = False) -> onnx.ModelProto:
     """Return a model without functions; the argument stays as it is.
 
-    `convert_version` brings functions of other opsets to the model's. Raises what ONNX's inliner raises.
+    `convert_version` brings functions of other opsets to the model's. Raises what ONNX's inliner raises, and
+    BadModel where a call leaves out what a constant is.
     """
-    return inliner.inline_local_functions(_with_defaults(model), convert_version)
+    inlined = inliner.inline_local_functions(_with_defaults(model), convert_version)
+    for node in nodes_of(inlined.graph):
+        if node.op_type == "Constant" and not node.attribute:
+            raise BadModel(
+                "a constant has no value: the call of its function leaves the attribute out",
+                at=f"the node that makes {node.output[0]!r}",
+                fix="give the attribute in the call, or a default in the function",
+            )
+    return inlined
 
 
 def inline_selected_functions(model: onnx.ModelProto, functions: list[tuple[str, str]]) -> onnx.ModelProto:

@@ -6,6 +6,7 @@ import pytest
 
 from partc.compiler.model_files.open_model import open_model
 from partc.passes.graph.inline_functions import inline_local_functions, inline_selected_functions
+from partc.runtime.errors import BadModel
 
 X = np.linspace(-2, 2, 16, dtype=np.float32).reshape(4, 4)
 HEAD = '<ir_version: 10, opset_import: ["": 21, "my": 1]>'
@@ -70,3 +71,10 @@ def test_a_function_that_is_selected_has_its_defaults() -> None:
 
     assert [node.op_type for node in inlined.graph.node] == ["inner"]
     assert np.array_equal(run(inlined), run(model))
+
+
+def test_a_call_that_leaves_out_what_a_constant_is_is_refused() -> None:
+    function = "f <k> (x) => (y) { c = Constant <value_float: float = @k> () y = Mul (x, c) }"
+
+    with pytest.raises(BadModel, match=r"(?s)has no value.*fix: give the attribute in the call"):
+        inline_local_functions(parse(STEP, function))
