@@ -15,7 +15,7 @@ from partc.compiler.compilation import Compilation
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.model_files.model_file import MODEL
 from partc.compiler.options import Options
-from partc.compiler.output.output_paths import check_output_folder
+from partc.compiler.output.output_paths import check_new_folder
 from partc.compiler.output.plan_files import PlanFiles
 from partc.compiler.pipeline import ANALYSIS, GRADIENTS, LOWERING_AS_DECIDED, SCHEDULE, run
 from partc.compiler.planning.load_segments import load_segments
@@ -91,7 +91,7 @@ def materialise(decisions: Decisions, rank: int, out: Path, central: Plan | None
     `central`: a plan that was compiled elsewhere from the same decisions, whose hashes these files must have.
     Raises BadUsage, BadPlan, DoesNotFit.
     """
-    check_output_folder(out)
+    check_new_folder(out)
     strategy, batch = decisions.strategy, decisions.strategy.batch
     options = Options(
         strategy=strategy, batch=batch, sizes=decisions.sizes, asynchronous=decisions.asynchronous

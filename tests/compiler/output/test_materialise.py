@@ -1,6 +1,7 @@
 """Every rank can make what it runs by itself, and makes the very bytes of the central compilation."""
 
 import re
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -133,6 +134,24 @@ def test_missing_decisions_and_ranks_are_refused(compiled: Path, tmp_path: Path)
     only = ("compile", compiled / "train.onnx", "-c", CLUSTER, "--decisions-only", "-o", tmp_path / "decided")
     refused(*only, "--asynchronous", fix="leave one of the two out")
     refused(*only, "--search-partitions", "measured", fix="leave one of the two out")
+
+
+def test_no_folder_that_holds_files_is_replaced(compiled: Path, tmp_path: Path) -> None:
+    """Neither the plan that is read nor another: a rank's segments are less than these."""
+    for name in ("read", "trained"):
+        shutil.copytree(compiled / "out", tmp_path / name)
+    (tmp_path / "trained" / "trained.safetensors").touch()
+    before = hashes_of(tmp_path)
+
+    for name in ("read", "trained"):
+        refused(
+            *("executor", "--materialise", *decisions_in(tmp_path / "read"), "-o", tmp_path / name),
+            what="the output folder is not empty",
+            at=name,
+            fix="give a new one with -o",
+        )
+
+    assert hashes_of(tmp_path) == before
 
 
 def test_an_asynchronous_session_is_made_alike(tmp_path: Path) -> None:
