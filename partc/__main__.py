@@ -16,6 +16,9 @@ def main() -> int:
     is_ours = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_ours:
         signal.signal(signal.SIGINT, _leave)
+    from partc.compiler.commands.command_line.standard_streams import outlast_readers
+
+    outlast_readers()
     from partc.compiler.commands.cli import main as run_command
 
     if is_ours:

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
@@ -157,7 +157,9 @@ def _tell(error: PartcError, as_json: bool) -> None:
         from partc.compiler.commands.console import write_json
         from partc.compiler.commands.results.schemas import Failure
 
-        write_json(Failure(type(error).__name__, error.what, error.at, error.fix))
+        with suppress(OSError):  # stdout itself may be what failed
+            write_json(Failure(type(error).__name__, error.what, error.at, error.fix))
+            sys.stdout.flush()
 
 
 def _is_of_the_parser(error: Exception) -> bool:
@@ -193,6 +195,7 @@ def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -
     try:
         with one_tree(_is_of_the_parser), _refusing_functions():
             code = command()
+            sys.stdout.flush()
     except InternalError as error:  # the last resort: an honest word instead of a traceback
         log.debug("an internal error", exc_info=error.__cause__)
         _tell(error, as_json)

@@ -24,6 +24,7 @@ Made from the code: `{REGENERATE}` writes this page, and a test holds it to what
 
 Exit codes: 0 done; 1 a verification failed, a check of `partc doctor` failed, or an executor died; 2 what you
 gave must change; 3 a mistake of partc's own; 128 + N stopped by signal N.
+What nobody reads (`partc run out | head -1`) is dropped: the work is finished, and the exit code the same.
 
 Every command has `--json`, `-q` and `-v`. With `--json` stdout is one JSON document and nothing else;
 `partc schema COMMAND` shows its schema, `partc schema failure` that of a command that fails. `-q` writes
