@@ -5,15 +5,16 @@ from pathlib import Path
 
 import msgspec
 
-from partc.runtime.checkpoints.manifest import folder_of, steps_in
+from partc.runtime.checkpoints.manifest import FOLDER, folder_of, steps_in
 from partc.runtime.errors import BadUsage
-from partc.runtime.jobs.results import DISAGREEING_FILE, TRAINED_FILE
+from partc.runtime.jobs.metrics import METRICS_FILE
+from partc.runtime.jobs.results import DISAGREEING_FILE, LOG_FILE, TRAINED_FILE
 from partc.runtime.plan.plan_folder import PLAN_FILE
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.program import PLAN_FORMAT
 
-VARIABLES = (TRAINED_FILE, DISAGREEING_FILE)
-TRAINED_FILES = (*VARIABLES, "trained.onnx")
+TRAINED_FILES = (TRAINED_FILE, DISAGREEING_FILE, "trained.onnx", "trained.onnx.data")
+OF_A_TRAINING = (*TRAINED_FILES, METRICS_FILE, LOG_FILE, FOLDER)  # what a run leaves in its plan's folder
 REPORT = "report.html"
 PROFILE = "profile.json"  # the measured kernels that prices were made of
 MEASURED = "measured.json"  # of a run, beside its prediction
@@ -96,7 +97,7 @@ def _owner_of(path: Path) -> str:
         return f"checkpoint {checkpoint}"
     for folder in path.parents:
         own = files_of_earlier_plan(folder) or frozenset()
-        if str(path.relative_to(folder)) in {*own, *(VARIABLES if own else ())}:
+        if str(path.relative_to(folder)) in {*own, *(OF_A_TRAINING if own else ())}:
             return f"the plan in {folder}"
     return ""
 

@@ -40,8 +40,7 @@ from partc.runtime.interactive.share_feeds import ReplicaFeeds, share_feeds
 from partc.runtime.jobs.job import Checkpoints, Job, read_times, write_job, write_record
 from partc.runtime.jobs.job_folder import job_folder
 from partc.runtime.jobs.launcher import launch
-from partc.runtime.jobs.results import TRAINED_FILE, Owner
-from partc.runtime.jobs.runner import LOG_FILE
+from partc.runtime.jobs.results import LOG_FILE, TRAINED_FILE, Owner
 from partc.runtime.log import log
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder

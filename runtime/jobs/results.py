@@ -15,6 +15,7 @@ from partc.runtime.plan.variables import Box, VariablePiece
 from partc.runtime.transports.exchanged import Exchanged
 
 TRAINED_FILE = "trained.safetensors"
+LOG_FILE = "run.log"  # of what was printed while training
 DISAGREEING_FILE = "disagreeing.safetensors"  # the variables of a training whose copies differ
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -54,6 +54,7 @@ from partc.runtime.jobs.job_folder import job_folder
 from partc.runtime.jobs.launcher import OnProgress, launch
 from partc.runtime.jobs.results import (
     DISAGREEING_FILE,
+    LOG_FILE,
     TRAINED_FILE,
     TrainingResult,
     assemble_outputs,
@@ -67,7 +68,6 @@ from partc.runtime.supervision.stop_signals import stopped
 Array = np.ndarray[Any, np.dtype[Any]]
 Batches = Iterable[Batch]
 
-LOG_FILE = "run.log"
 # The supervisor loses patience before ranks do: it knows for whom they wait.
 _RANKS_SHARE = 2.0
 

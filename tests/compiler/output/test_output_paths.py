@@ -62,10 +62,11 @@ def test_files_of_a_plan_and_of_a_checkpoint_are_not_replaced(tmp_path: Path) ->
     checkpoint.mkdir(parents=True)
     (plan / "plan.json").write_text('{"format": "partc-plan/1", "files": {"segments/a.onnx": ""}}')
 
-    for name in ("plan.json", "report.html", "segments/a.onnx", "trained.safetensors"):
+    of_a_training = ("trained.safetensors", "trained.onnx", "metrics.jsonl", "run.log", "checkpoints")
+    for name in ("plan.json", "report.html", "segments/a.onnx", *of_a_training):
         with pytest.raises(BadUsage, match=f"the output is a file of the plan in {plan}"):
             check_output_file(plan / name, ())
     with pytest.raises(BadUsage, match="the output is a file of checkpoint "):
         check_output_file(checkpoint / "manifest.json", ())
-    for name in ("trained.onnx", "trace.json", "segments/b.onnx"):
+    for name in ("trace.json", "segments/b.onnx", "checkpoints/trace.json"):
         check_output_file(plan / name, (plan,))
