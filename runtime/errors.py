@@ -60,6 +60,14 @@ class PartcError(Exception):
         self.fix = fix
         self.cause: Cause | None = None  # of an error that ended a job
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let processes send it: exceptions are made anew by position, where this one has names."""
+        return _made_anew, (type(self), self.args), self.__dict__
+
+
+def _made_anew(kind: type[PartcError], args: tuple[object, ...]) -> PartcError:
+    return kind.__new__(kind, *args)
+
 
 class InputError(PartcError):
     """The files or arguments the user gave us are wrong."""
