@@ -222,7 +222,7 @@ def _record(
     folder: PlanFolder, result: TrainingResult, steps: int, last: _LastProgress, written: Mapping[str, str]
 ) -> Trained:
     """Return the document of --json. `written`: what the run wrote beside its variables -> where."""
-    plan, trained_s = folder.plan, result.last_step / result.steps_per_s if result.last_step else 0.0
+    plan = folder.plan
     return Trained(
         plan=str(folder.path),
         requested_steps=steps,
@@ -233,8 +233,8 @@ def _record(
         samples_per_s=_samples_per_s(result),
         loss=last.loss,
         not_finite_since=last.not_finite_since,
-        waited={str(rank): waited_s / trained_s for rank, waited_s in result.waiting_s.items() if trained_s},
-        data_waited=result.data_s / trained_s if trained_s else 0.0,
+        waited={str(rank): share for rank, share in result.waited.items()},
+        data_waited=result.data_waited,
         lost_workers=result.lost_workers,
         stopped_by=result.stopped_by,
         variables=str(folder.path / TRAINED_FILE),
@@ -256,8 +256,7 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
         speed += f", {samples_per_s:,.0f} samples/s"
     before = f", {result.first_step} of them before" if result.first_step else ""
     yield f"{done} steps{before}, {speed} -> {folder.path / TRAINED_FILE}"
-    step_s = 1 / result.steps_per_s
-    shares = {rank: waited / (step_s * result.last_step) for rank, waited in result.waiting_s.items()}
+    shares = result.waited
     slowest, most = min(shares, key=shares.__getitem__, default=0), max(shares.values(), default=0.0)
     if shares and most - shares[slowest] > UNEQUAL_WAITING:
         place = next(rank for rank in folder.plan.ranks if rank.rank == slowest)
@@ -265,8 +264,9 @@ def _summary(folder: PlanFolder, result: TrainingResult) -> Iterator[str]:
             f"slowest: rank {slowest} ({place.device}), which waited for others "
             f"{percent(shares[slowest])} of the time; the one that waited most: {percent(most)}"
         )
-    if (share := result.data_s / (step_s * result.last_step)) > SLOW_DATA:
-        yield f"a rank waited for data {percent(share)} of the time: it is read more slowly than it is used"
+    if result.data_waited > SLOW_DATA:
+        share = percent(result.data_waited)
+        yield f"a rank waited for data {share} of the time: it is read more slowly than it is used"
 
 
 def _untold(plan: Plan) -> TracedSteps | Literal["middle"]:

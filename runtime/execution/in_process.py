@@ -73,6 +73,7 @@ def train_in_process(
         payload_bytes=ranks.payload_bytes(),
         exchanged=ranks.exchanged(),
         steps_per_s=len(outputs) / took_s if outputs else 0.0,
+        trained_s=took_s,
     )
 
 

@@ -142,7 +142,7 @@ class Daemon:
                     self._variables.write(variables_file(self._folder, step))
                 if self._save_or_stop():
                     break
-        steps_per_s = self._reporter.steps_per_s(self.step)
+        trained_s = self._reporter.trained_s()
         if self._saving is not None:
             self._track.enter(self._track.place("saving a checkpoint"))
             self._unsaved = self._saving.finish()
@@ -151,7 +151,7 @@ class Daemon:
             self._variables.write(variables_file(self._folder, self.step))
         if self._recorder is not None:
             self._write_times(self._recorder)
-        self._write_report(steps_per_s)
+        self._write_report(trained_s)
         self._variables.barrier()
 
     def describe(self) -> str:
@@ -294,14 +294,14 @@ class Daemon:
     def _threads_on_machine(self) -> int:
         return len(self._neighbours) * self._rank.threads
 
-    def _write_report(self, steps_per_s: float) -> None:
+    def _write_report(self, trained_s: float) -> None:
         traffic = self._transport.traffic
         report = RankReport(
             payload_bytes=dict(traffic.payload_bytes),
             ids_bytes=dict(traffic.ids_bytes),
             counts_bytes=dict(traffic.counts_bytes),
             exchanged=traffic.exchanged,
-            steps_per_s=steps_per_s,
+            trained_s=trained_s,
             samples=self._samples,
             disagreeing=self._variables.disagreeing(),
             last_step=self.step,

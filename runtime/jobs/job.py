@@ -138,15 +138,15 @@ class Notice(Record, frozen=True, tag="notice"):
 class RankReport(Record, frozen=True):
     """What one rank sent in all, by kind, and which replicated variables disagree.
 
-    `last_step`: after which it ended, as all ranks did. `waiting_s`, `data_s`, `saving_s`: how long it waited
-    for communications, for data, and for checkpoints.
+    `last_step`: after which it ended, as all ranks did. `trained_s`: how long its steps took; `waiting_s`,
+    `data_s`, `saving_s`: how long it waited meanwhile for communications, for data, and for checkpoints.
     """
 
     payload_bytes: dict[str, int]
     ids_bytes: dict[str, int]
     counts_bytes: dict[str, int]
     exchanged: Exchanged
-    steps_per_s: float
+    trained_s: float
     samples: int | None  # that all replicas were fed
     disagreeing: tuple[str, ...]
     last_step: int
@@ -254,9 +254,9 @@ class Reporter:
         """Start the clock."""
         self._begun_s = self._reported_s = time.monotonic()
 
-    def steps_per_s(self, step: int) -> float:
-        """Return the mean rate so far."""
-        return step / max(time.monotonic() - self._begun_s, 1e-9)
+    def trained_s(self) -> float:
+        """Return how long steps took so far, by this process's clock."""
+        return max(time.monotonic() - self._begun_s, 1e-9)
 
     def report(self, step: int, loss: float | None, data_s: float, samples: int | None) -> None:
         """Take in a step; print a line of JSON, if the last is old enough.
@@ -271,7 +271,7 @@ class Reporter:
             return
         data_waited = min(1.0, (data_s - self._data_s) / max(now_s - self._reported_s, 1e-9))
         self._reported_s, self._data_s = now_s, data_s
-        steps_per_s, since = self.steps_per_s(step), self._not_finite_since
+        steps_per_s, since = step / self.trained_s(), self._not_finite_since
         samples_per_s = None if samples is None else samples / step * steps_per_s
         straggler = self.straggler
         _print(Progress(done, self._last, loss, steps_per_s, straggler, data_waited, since, samples_per_s))

@@ -30,7 +30,8 @@ class TrainingResult:
     `first_step`: steps that were trained before this run; `last_step`: of this run, fewer than asked for if
     it was asked to stop; `stopped_by`: the signal by which the launcher was asked, 0 if none. `waiting_s`:
     rank that has something to do -> how long it waited for communications; `data_s`, `saving_s`: how long the
-    rank that waited longest waited for data, and for checkpoints.
+    rank that waited longest waited for data, and for checkpoints; `trained_s`: how long steps took the rank
+    that they took longest, by the clock by which it waited (`steps_per_s` is by the first one's).
     `disagreeing` names replicated variables whose copies are not bitwise equal: always a mistake. `unsaved`:
     of the last checkpoint, where it could not be written.
     """
@@ -48,6 +49,7 @@ class TrainingResult:
     payload_bytes: dict[int, dict[str, int]] = field(default_factory=dict)  # rank -> kind -> supplied in all
     exchanged: dict[int, Exchanged] = field(default_factory=dict)  # rank -> sent and received in all
     steps_per_s: float = 0.0
+    trained_s: float = 0.0
     samples: int | None = None  # that all replicas used in this run; None: nobody has counted them
     times: dict[int, RankTimes] = field(default_factory=dict)  # rank -> the traced steps
     unsaved: Unsaved | None = None
@@ -55,6 +57,16 @@ class TrainingResult:
     missed_pushes: dict[int, int] = field(
         default_factory=dict
     )  # pushes of others since a step began -> steps
+
+    @property
+    def waited(self) -> dict[int, float]:
+        """Return by rank the share of the time that it waited for communications."""
+        return {rank: s / self.trained_s for rank, s in self.waiting_s.items() if self.trained_s}
+
+    @property
+    def data_waited(self) -> float:
+        """Return the share of the time that the rank waited for data that waited longest for it."""
+        return self.data_s / self.trained_s if self.trained_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,7 +296,8 @@ class Runner:
             unsaved=next((report.unsaved for report in reports.values() if report.unsaved), None),
             payload_bytes={rank: report.payload_bytes for rank, report in reports.items()},
             exchanged={rank: report.exchanged for rank, report in reports.items()},
-            steps_per_s=reports[0].steps_per_s,
+            steps_per_s=last_step / reports[0].trained_s,
+            trained_s=max(report.trained_s for report in reports.values()),
             samples=next((report.samples for report in reports.values() if report.samples), None),
             times={rank: read_times(folder, rank) for rank in reports} if job.traced_steps else {},
         )

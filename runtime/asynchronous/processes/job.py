@@ -70,10 +70,11 @@ class ServerReport(Record, frozen=True):
 
 
 class WorkerReport(Record, frozen=True):
-    """What one worker did. `data_s`: how long it waited for data."""
+    """What one worker did. `trained_s`: what its steps took; `data_s`: what of that it waited for data."""
 
     payload_bytes: dict[str, int]
-    steps_per_s: float
+    steps: int
+    trained_s: float
     data_s: float
 
 

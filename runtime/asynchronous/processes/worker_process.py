@@ -93,7 +93,8 @@ class WorkerProcess(SessionProcess):
         self._listen_through(self._worker.applied(self.step))
         report = WorkerReport(
             self._worker.payload_bytes(),
-            reporter.steps_per_s(self.step - trained),
+            self.step - trained,
+            reporter.trained_s(),
             self._data_s,
         )
         write_record(report_file(self.folder, self.name), report)

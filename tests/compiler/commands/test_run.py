@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from partc.compiler.commands.run import _describe
+from partc.compiler.commands.run import _describe, _summary
 from partc.runtime.jobs.job import Progress, Straggler
+from partc.runtime.jobs.results import TrainingResult
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from tests.builders.plans.linear_plans import linear_all_reduce
 
@@ -31,6 +32,18 @@ def test_a_line_says_who_keeps_others_waiting_and_that_data_is_slow(plan: PlanFo
 
     assert line.endswith("slowest: rank 1 waits 3.0 %, others up to 40 %  waits for data 97 %")
     assert "waits" not in described(Progress(3, 9, None, 2.0, data_waited=0.01), plan)
+
+
+def test_who_waited_most_waited_no_longer_than_its_own_steps_took(plan: PlanFolder) -> None:
+    """The first rank's clock began later than the second's, which waited for it at once."""
+    result = TrainingResult(
+        {}, last_step=4, steps_per_s=4 / 0.04, waiting_s={0: 0.0, 1: 0.0476}, data_s=0.045, trained_s=0.05
+    )
+
+    lines = [line.replace("\u00a0", " ") for line in _summary(plan, result)]
+
+    assert lines[1].endswith("the one that waited most: 95 %")
+    assert lines[2].startswith("a rank waited for data 90 % of the time")
 
 
 def test_a_line_says_since_when_the_loss_is_no_number(plan: PlanFolder) -> None:

@@ -80,4 +80,5 @@ def test_who_has_nothing_to_do_keeps_nobody_waiting(other: int, tmp_path: Path, 
     assert isinstance(last, Progress)
     assert last.straggler is not None
     assert last.straggler.rank == 1
-    assert result.waiting_s.keys() == {other, 1}
+    assert result.waited.keys() == {other, 1}
+    assert all(0 <= share <= 1 for share in result.waited.values())
