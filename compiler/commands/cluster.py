@@ -35,6 +35,8 @@ TOGETHER_BYTES = (1 << 16, 1 << 22)
 SIDE = 256  # of the matrices that are multiplied: a fraction of a millisecond
 PRODUCT_FLOPS = 2 * SIDE**3
 REPEATS = 20
+MOST_ERROR = 1.0  # of a message: more is others' work, on these hosts or on their network
+MOST_RATIO = 2.0  # of a prediction to what was measured, or the reverse
 MAX_HOSTS = 8  # beyond, only neighbours in the file's order are paired
 
 EPILOG = "Example: partc cluster measure cluster.json -o measured.json"
@@ -57,15 +59,32 @@ class MeasuredCluster:
         """Return the document of --json."""
         pairs = (MeasuredPair(pair, k.latency_s, k.bytes_per_s, k.error) for pair, k in self.lines.items())
         together = (CheckedCollective(s.kind, s.nbytes, s.seconds, p) for s, p in self.checks)
-        return ClusterMeasured(output, tuple(pairs), tuple(together))
+        return ClusterMeasured(output, tuple(pairs), tuple(together), self.warnings())
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return what the cluster, as it is written, does not explain of what was measured."""
+        messages = (
+            f"messages between {_between(*pair)} are up to {percent(line.error)} off what is written of them"
+            for pair, line in self.lines.items()
+            if line.error > MOST_ERROR
+        )
+        together = (
+            f"{sample.kind} of {size(sample.nbytes)} took {seconds(sample.seconds)}, predicted "
+            f"{seconds(predicted_s)}"
+            for sample, predicted_s in self.checks
+            if not 1 / MOST_RATIO <= predicted_s / sample.seconds <= MOST_RATIO
+        )
+        return tuple(
+            f"{what}: measure again with nothing else running on these hosts"
+            for what in (*messages, *together)
+        )
 
     def pairs(self) -> Table:
         """Return what messages take."""
         table = Table("between", "latency", "rate", "largest error", title="messages")
         for (first, second), line in self.lines.items():
-            between = f"processes of {first}" if first == second else f"{first} and {second}"
             rate = f"{size(line.bytes_per_s)}/s"
-            table.add_row(between, seconds(line.latency_s), rate, percent(line.error))
+            table.add_row(_between(first, second), seconds(line.latency_s), rate, percent(line.error))
         return table
 
     def together(self) -> Table:
@@ -93,7 +112,13 @@ def measure_command(
     show(measurements.pairs())
     show(measurements.together())
     tell(f"{len(measurements.lines)} pairs measured -> {out}; links to single devices keep the file's values")
+    for line in measurements.warnings():
+        tell(f"warning: {line}")
     answer(measurements.record(str(out)))
+
+
+def _between(first: str, second: str) -> str:
+    return f"processes of {first}" if first == second else f"{first} and {second}"
 
 
 def measure_cluster(cluster: Cluster, shared_folder: Path) -> MeasuredCluster:

@@ -45,11 +45,15 @@ class CheckedCollective(Record, frozen=True):
 
 
 class ClusterMeasured(Record, frozen=True):
-    """`partc cluster measure`: a cluster file with the rates that links have."""
+    """`partc cluster measure`: a cluster file with the rates that links have.
+
+    `warnings`: what these rates do not explain of what was measured.
+    """
 
     output: str
     pairs: tuple[MeasuredPair, ...]
     together: tuple[CheckedCollective, ...]
+    warnings: tuple[str, ...]
 
 
 class ClusterWritten(Record, frozen=True):

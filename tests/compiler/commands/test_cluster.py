@@ -5,7 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from partc.compiler.commands.cluster import MeasuredCluster
 from partc.cost.cluster.cluster import encode_cluster, read_cluster
+from partc.cost.network.fit_links import Line
+from partc.runtime.jobs.measure import Timing
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.checks.command_line import CLUSTER, done, make_mlp, partc, refused
 
@@ -29,6 +32,22 @@ def test_a_measured_cluster_can_be_compiled_for(tmp_path: Path) -> None:
 
     train = make_mlp(tmp_path) / "train.onnx"
     done("compile", train, "-c", tmp_path / "measured.json", "-o", tmp_path / "out")
+
+
+def test_what_the_fit_does_not_explain_is_warned_of() -> None:
+    """As on a machine that was busy with something else."""
+    lines = {("host0", "host0"): Line(1e-6, 1e9, 0.9), ("host0", "host1"): Line(1e-5, 1e8, 5.37)}
+    times_s = {"all_reduce": (6.6e-3, 0.4e-3), "all_gather": (1e-4, 1.9e-4)}
+    checks = tuple((Timing(kind, (0, 0), 1 << 16, took_s), s) for kind, (took_s, s) in times_s.items())
+
+    warnings = MeasuredCluster(cluster_of("2x1"), lines, checks).record("measured.json").warnings
+
+    assert [warning.replace("\u00a0", " ") for warning in warnings] == [
+        "messages between host0 and host1 are up to 537 % off what is written of them: "
+        "measure again with nothing else running on these hosts",
+        "all_reduce of 65.5 kB took 6.60 ms, predicted 400 µs: "
+        "measure again with nothing else running on these hosts",
+    ]
 
 
 def test_one_device_is_refused(tmp_path: Path) -> None:
