@@ -109,9 +109,9 @@ def get_runner(
         traced_steps=settings.profile.traced_steps(),
         trace=None
         if settings.profile.profile_dir is None
-        else Path(settings.profile.profile_dir) / TRACE_FILE,
+        else Path(settings.profile.profile_dir).absolute() / TRACE_FILE,
         traced_replica=settings.profile.profile_worker,
-        redirect=None if settings.redirect_path is None else Path(settings.redirect_path),
+        redirect=None if settings.redirect_path is None else Path(settings.redirect_path).absolute(),
         is_plan_temporary=settings.out is None,
     )
     start = SteppedTraining if settings.sync else AsynchronousTraining
@@ -135,7 +135,7 @@ def parallel_run(
 
 def _folder_of(config: ParallaxConfig, machines: Cluster) -> Path:
     if config.out is not None:
-        return Path(config.out)
+        return Path(config.out).absolute()  # the caller may go elsewhere
     if far := [host for host in machines.hosts if host.address not in ("localhost", "127.0.0.1")]:
         raise BadUsage(
             f"no folder for the plan, and host {far[0].name!r} is another machine",

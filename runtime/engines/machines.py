@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from partc.runtime.engines.rank_command import ENVIRONMENT_FILE
-from partc.runtime.errors import BadPlan, BadUsage
+from partc.runtime.errors import BadPlan, BadUsage, one_of
+from partc.runtime.plan.plan_folder import PlanFolder
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.transports.locked_sockets import LOCAL
 
@@ -72,6 +73,20 @@ def machines_of(plan_folder: Path) -> Machines:
         return msgspec.json.decode(path.read_bytes(), type=Machines)
     except NOT_DECODED as error:
         raise BadPlan(f"not a cluster: {error}", at=str(path), fix="compile the model again") from error
+
+
+def machines_at(folder: PlanFolder, addresses: Mapping[str, str] | None) -> Machines:
+    """Return the hosts of a plan: where the caller says, or as the cluster file beside the plan has them.
+
+    Raises BadPlan, and BadUsage of a host that the plan has not.
+    """
+    if addresses is None:
+        return machines_of(folder.path)
+    hosts = sorted({rank.host for rank in folder.plan.ranks})
+    if strays := addresses.keys() - set(hosts):
+        stray = min(strays)
+        raise BadUsage(f"the plan has no host {stray!r}", at="addresses", fix=one_of(hosts, stray))
+    return Machines.at(addresses)
 
 
 def write_environments(job_folder: Path, members: Mapping[str, str], machines: Machines) -> None:

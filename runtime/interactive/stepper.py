@@ -19,7 +19,7 @@ from partc.runtime.checkpoints.write_checkpoint import remove_parts
 from partc.runtime.data.checkpoint import read_arrays
 from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.engines.allotted_nodes import on_allotted_nodes
-from partc.runtime.engines.machines import Machines, machines_of
+from partc.runtime.engines.machines import machines_at
 from partc.runtime.errors import BadUsage, NotSaved, PartcError, RankFailed, some_of
 from partc.runtime.execution.recorder import RankTimes, TracedSteps
 from partc.runtime.interactive.channel import CHANNEL_FILE, StepperEnd
@@ -95,7 +95,7 @@ class Stepper:
             self._at_the_end = held.pop_all()
         self.steps = self.begun.step  # trained so far
         self.times: dict[int, RankTimes] = {}  # rank -> the traced steps
-        self._path = folder.path
+        self._path = folder.path.absolute()
         self._timeout_s = timeout_s
         self._reads_itself = bool(data)
         self._redirect = redirect
@@ -178,7 +178,7 @@ class Stepper:
         self, job: Job, initial: Mapping[str, Array] | None, addresses: Mapping[str, str] | None
     ) -> None:
         self._job_folder = self._at_the_end.enter_context(job_folder(self._path))
-        machines = machines_of(self._path) if addresses is None else Machines.at(addresses)
+        machines = machines_at(PlanFolder(self.plan, self._path), addresses)
         self._machines = on_allotted_nodes(machines, [rank.host for rank in self.plan.ranks])
         places = {rank.host: self._machines.of(rank.host).address for rank in self.plan.ranks}
         self._ranks = StepperEnd(places, self._job_folder)

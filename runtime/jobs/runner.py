@@ -35,7 +35,7 @@ from partc.runtime.data.npz import write_npz
 from partc.runtime.data.sample_files import is_of_samples
 from partc.runtime.data.sharded import BatchStream
 from partc.runtime.data.staged_batches import write_batches
-from partc.runtime.engines.machines import Machines, machines_of
+from partc.runtime.engines.machines import machines_at
 from partc.runtime.engines.place import Place
 from partc.runtime.errors import BadData, BadUsage, CopiesDiffer
 from partc.runtime.execution.recorder import MIDDLE, TracedSteps, middle_of
@@ -83,8 +83,10 @@ class Runner:
         place: Place | None = None,
     ) -> None:
         """`place`: of this process, the first, among ranks that others have started."""
-        self._folder = plan if isinstance(plan, PlanFolder) else read_plan_folder(plan)
-        self._machines = machines_of(self._folder.path) if addresses is None else Machines.at(addresses)
+        folder = plan if isinstance(plan, PlanFolder) else read_plan_folder(plan)
+        # Absolute: the caller may go elsewhere before it trains.
+        self._folder = PlanFolder(folder.plan, folder.path.absolute())
+        self._machines = machines_at(self._folder, addresses)
         self._place = place
 
     @public

@@ -9,9 +9,11 @@ from partc.cost.cluster.cluster import CLUSTER_FORMAT, Cluster, encode_cluster
 from partc.cost.cluster.machines import Device, Host, Link
 from partc.runtime.engines.allotted_nodes import HOST_FILES, allotted_nodes
 from partc.runtime.engines.external_launch import check_place, seen_by_others
-from partc.runtime.engines.machines import Machine, Machines, machines_of
+from partc.runtime.engines.machines import Machine, Machines, machines_at, machines_of
 from partc.runtime.engines.place import Place, own_place
 from partc.runtime.errors import BadUsage
+from partc.runtime.plan.plan_folder import read_plan_folder
+from tests.builders.plans.linear_plans import linear_all_reduce
 
 NOWHERE = Machines.at({"alpha": "localhost", "beta": "localhost"})
 SIGNS = (
@@ -51,6 +53,15 @@ def test_hosts_without_addresses_are_on_the_allotted_nodes_in_order() -> None:
     assert NOWHERE.on(("worker-0",), ["alpha"]).of("alpha").address == "worker-0", "not where this runs"
     known = Machines.at({"alpha": "10.0.0.1", "beta": "10.0.0.2"})
     assert known.on(("n3", "n7"), ["alpha", "beta"]) is known
+
+
+def test_an_address_of_a_host_that_the_plan_has_not_is_refused(tmp_path: Path) -> None:
+    folder = read_plan_folder(linear_all_reduce(tmp_path / "out", 2))
+    host = folder.plan.ranks[0].host
+
+    assert machines_at(folder, {host: "10.0.0.1"}).addresses == {host: "10.0.0.1"}
+    with pytest.raises(BadUsage, match=r"(?s)the plan has no host 'zz'.*fix: use one of alpha"):
+        machines_at(folder, {"zz": "10.0.0.1"})
 
 
 def test_fewer_nodes_than_hosts_are_refused() -> None:

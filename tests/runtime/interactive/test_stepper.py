@@ -84,6 +84,16 @@ def test_what_is_saved_is_what_was_trained(running: Stepper, shared: Path) -> No
     np.testing.assert_array_equal(read_arrays(saved)["W"], trained["W"])
 
 
+def test_a_plan_is_where_it_was_when_the_stepper_was_made(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shared.parent)
+    with Stepper(shared.name) as stepper:
+        monkeypatch.chdir(tmp_path)
+
+        assert stepper.save() == shared / TRAINED_FILE
+
+
 def test_bad_requests_are_refused_and_the_daemons_go_on(running: Stepper) -> None:
     good = per_replica(running, BATCH)
     name = next(iter(good))

@@ -93,6 +93,20 @@ def test_variables_are_saved_and_read_on_the_way(tmp_path: Path) -> None:
     assert not list(folder.glob(".run-*"))
 
 
+def test_a_plan_is_where_it_was_when_the_runner_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = linear_all_reduce(tmp_path / "out", 2)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    runner = Runner("out")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    runner.train(linear_batches(2, steps=1), 1)
+
+    assert (folder / TRAINED_FILE).exists()
+
+
 def test_copies_that_drift_apart_are_named(tmp_path: Path) -> None:
     folder = linear_all_reduce(tmp_path / "out", 2)
     plan = read_plan_folder(folder).plan
