@@ -126,11 +126,8 @@ def _table(path: Path) -> Any:
 def _numbers(column: Any, at: str) -> Array:  # pyarrow's arrays, which have no types to check against
     """Return a column as an array; nested lists become axes."""
     lengths: list[int] = []
-    if column.null_count:
-        raise BadData(
-            f"{column.null_count} values are missing", at=at, fix="leave such rows out, or fill them"
-        )
     rows = len(column)
+    _refuse_missing(column, rows, at)
     while hasattr(column.type, "value_type"):
         inner = column.flatten()
         outer = rows * int(np.prod(lengths, dtype=np.int64))
@@ -142,7 +139,18 @@ def _numbers(column: Any, at: str) -> Array:  # pyarrow's arrays, which have no 
             raise BadData("lists of unequal length", at=at, fix="pad them to one length")
         lengths.append(length)
         column = inner
+        _refuse_missing(column, rows, at)
     numbers: Array = column.to_numpy(zero_copy_only=False)
     if numbers.dtype == object:
         raise BadData(f"values of type {column.type}", at=at, fix="give numbers, or lists of numbers")
     return numbers.reshape(rows, *lengths)
+
+
+def _refuse_missing(column: Any, rows: int, at: str) -> None:
+    """Refuse nulls, of rows or within their lists, which are equally long. Raises BadData."""
+    if not column.null_count:
+        return
+    first = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+    row = first * rows // len(column)
+    what = f"values are missing: {column.null_count}, the first in row {row}"
+    raise BadData(what, at=at, fix="leave such rows out, or fill them")

@@ -113,6 +113,25 @@ def test_samples_of_all_kinds_are_counted_without_being_read(tmp_path: Path, kin
     assert count_samples(KINDS[kind](tmp_path), "steps", 1) == SAMPLES
 
 
+@pytest.mark.parametrize(
+    "x",
+    [
+        [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], None],
+        [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, None, 9.0]],
+        [[[1.0], [2.0], [3.0]], [[4.0], [5.0], [6.0]], [[7.0], None, [9.0]]],
+    ],
+    ids=["a row", "a number of a list", "a list of a list"],
+)
+def test_what_a_table_lacks_is_refused_with_its_row(tmp_path: Path, x: list[object]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"x": x}), tmp_path / "a.parquet")
+
+    with pytest.raises(BadData, match=r"(?s)values are missing: 1, the first in row 2.*a.parquet: x.*fill"):
+        open_source(str(tmp_path / "a.parquet"), plan_of_samples())
+
+
 @pytest.mark.parametrize(("file", "name"), [("none.npz", "x"), ("a.npz", "labels"), ("none.parquet", "x")])
 def test_what_cannot_be_counted_is_refused(tmp_path: Path, file: str, name: str) -> None:
     npz(tmp_path)
