@@ -10,6 +10,7 @@ from partc.compiler.commands.arguments.parse_options import (
     parse_mechanisms,
     parse_seconds,
     parse_sizes,
+    refuse_with,
     refuse_without,
 )
 from partc.compiler.commands.arguments.shared_arguments import (
@@ -99,6 +100,7 @@ def compile_command(
         force=force,
     )
     if decisions_only:
+        refuse_with("--what-if", what_if, "--decisions-only")
         decisions = decide_step(train, cluster, out, options)
         tell(f"{len(decisions.parameters)} parameters decided -> {out}")
         answer(Decided(str(out), len(decisions.parameters)))

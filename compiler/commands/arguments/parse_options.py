@@ -33,6 +33,14 @@ def refuse_without(option: str, value: object, other: str, is_given: bool) -> No
         )
 
 
+def refuse_with(option: str, is_given: bool, other: str) -> None:
+    """Refuse a switch beside another that leaves it no meaning. Raises BadUsage."""
+    if is_given:
+        raise BadUsage(
+            f"{option} says nothing with {other}", at=f"{option} with {other}", fix="leave one of the two out"
+        )
+
+
 def parse_pairs(text: str, option: str) -> dict[str, str] | None:
     """Parse `a=b,c=d`; empty text is None. Raises BadUsage."""
     if not text:

@@ -134,6 +134,7 @@ def test_missing_decisions_and_ranks_are_refused(compiled: Path, tmp_path: Path)
     only = ("compile", compiled / "train.onnx", "-c", CLUSTER, "--decisions-only", "-o", tmp_path / "decided")
     refused(*only, "--asynchronous", fix="leave one of the two out")
     refused(*only, "--search-partitions", "measured", fix="leave one of the two out")
+    refused(*only, "--what-if", what="says nothing with --decisions-only", fix="leave one of the two out")
 
 
 def test_no_folder_that_holds_files_is_replaced(compiled: Path, tmp_path: Path) -> None:
