@@ -3,10 +3,14 @@
 Help is plain text that goes through a pipe.
 """
 
+import re
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from typer import Abort
 from typer.core import TyperCommand, TyperGroup
+
+from partc.runtime.errors import BadUsage
 
 STEP = "The training step"
 CLUSTER = "The cluster"
@@ -28,11 +32,20 @@ if TYPE_CHECKING:  # typer has click inside, and does not say where
     from typer._click import Context, HelpFormatter
 
 _WHOLE_LINE = 200
+_WITHOUT_VALUE = re.compile(r"--[^=]+=")
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 
 
 class GroupedCommand(TyperCommand):
     """A command whose options stand in the groups that they name by `rich_help_panel`."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Read the words. Raises BadUsage of an empty one, which would be taken for an option left out."""
+        for before, word in pairwise((ctx.command_path, *args)):
+            if (not word or _WITHOUT_VALUE.fullmatch(word)) and not ctx.resilient_parsing:
+                at = word.removesuffix("=") or before
+                raise BadUsage("an empty value", at=at, fix="leave it out, or give it a value")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write a section for each group, in the order of the signature."""

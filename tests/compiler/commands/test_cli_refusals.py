@@ -117,6 +117,20 @@ def test_a_wrong_command_is_refused(folder: Path, command: str, what: str, fix: 
     refused(*command.split(), what=what, fix=fix)
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("compile train.onnx -c cluster.json -o new", "--fetch-gradients"),
+        ("compile train.onnx -c cluster.json -o new", "--size"),
+        ("run out --steps 1", "--save-every"),
+        ("checkpoint ls out", "--checkpoints"),
+    ],
+)
+def test_an_empty_value_is_not_an_option_left_out(folder: Path, command: str, option: str) -> None:
+    for words in ((option, ""), (f"{option}=",)):
+        refused(*command.split(), *words, what="an empty value", at=option, fix="leave it out")
+
+
 def test_sums_over_replicas_are_refused_by_what_leaves_one_batch(folder: Path) -> None:
     compile_ = ("compile", "train.onnx", "-c", CLUSTER, "-o", "new")
 
