@@ -52,6 +52,7 @@ class Simulation:
                 rank.rank,
                 rank.host,
                 rank.device,
+                timeline.beside_s.get(rank.rank, 0.0),
                 computes_s[rank.rank],
                 communicates_s[rank.rank],
                 timeline.sent_bytes[rank.rank],
@@ -66,12 +67,15 @@ class Simulation:
         )
 
     def _ranks(self) -> Table:
-        table = Table("rank", "device", "computes", "communicates", "sends", "receives", title="ranks")
+        drawn_s = self.timeline.beside_s
+        columns = ("computes", "communicates", "sends", "receives")
+        table = Table("rank", "device", *(("draws its batch",) if drawn_s else ()), *columns, title="ranks")
         computes_s, communicates_s = self.timeline.busy_s("compute"), self.timeline.busy_s("communication")
         for rank in self.plan.ranks:
             table.add_row(
                 str(rank.rank),
                 rank.device,
+                *((seconds(drawn_s[rank.rank]),) if drawn_s else ()),
                 seconds(computes_s[rank.rank]),
                 seconds(communicates_s[rank.rank]),
                 size(self.timeline.sent_bytes[rank.rank]),

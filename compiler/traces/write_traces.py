@@ -26,7 +26,11 @@ def predicted_bars(plan: Plan, timeline: Timeline) -> list[Bar]:
     process = {rank.rank: predicted_process(rank) for rank in plan.ranks}
     names = segment_names(plan)
     steps = [Bar(name, "step", "step", "step", 0.0, timeline.step_s) for name in process.values()]
-    return steps + [_bar(event, process[event.rank], names) for event in timeline.events]
+    draws = [
+        Bar(process[rank], "compute", "draw its batch", "draw", 0.0, end_s)
+        for rank, end_s in timeline.beside_s.items()
+    ]
+    return steps + draws + [_bar(event, process[event.rank], names) for event in timeline.events]
 
 
 def _bar(event: Event, process: str, names: dict[str, str]) -> Bar:

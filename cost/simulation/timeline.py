@@ -71,12 +71,16 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A step's bars in the order in which they were played, and every rank's bytes on the wire."""
+    """A step's bars in the order in which they were played, and every rank's bytes on the wire.
+
+    `beside_s`: rank -> until when it draws its batch, before all bars; empty where that was not measured.
+    """
 
     bars: tuple[Bars, ...]
     step_s: float
     sent_bytes: dict[int, int]
     received_bytes: dict[int, int]
+    beside_s: dict[int, float] = field(default_factory=dict)
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -152,9 +156,10 @@ def simulate(plan: Plan, cluster: Cluster, measured: Measured = NOTHING_MEASURED
 class Play:
     """The clocks of ranks and links while a plan is played; ranks that are alike are played as one array.
 
-    Arrays are by rank: `clock` until when it computes or waits, `computing` until when it computes, `busy`
-    until when it communicates; `alone` what its last segment takes on a core of its own; `lanes`,
-    float64[lanes], until when a lane is occupied; `done` when a communication is complete.
+    Arrays are by rank: `beside` until when it draws its batch, `clock` until when it computes or waits,
+    `computing` until when it computes, `busy` until when it communicates; `alone` what its last segment takes
+    on a core of its own; `lanes`, float64[lanes], until when a lane is occupied; `done` when a communication
+    is complete.
     `moving` what bytes that have begun to move take of its core in all, and `due` those up to a
     communication; `moved` what they have had of it.
     """
@@ -171,7 +176,8 @@ class Play:
         self.families: dict[str, list[tuple[Family, Numbers]]] = {}
         self.waiting: dict[Site | None, Numbers] = {}  # ranks by the site that a wait names
         self.carried: dict[Hashable, list[PlayedTraffic]] = {}  # by family, of what communications move
-        self.clock = measured.beside_s * self.cores.oversubscription_of_all
+        self.beside = measured.beside_s * self.cores.oversubscription_of_all
+        self.clock = self.beside.copy()
         self.computing = self.clock.copy()
         self.busy, self.alone, self.moving, self.moved = (np.zeros(len(plan.ranks)) for _ in range(4))
         self.lanes = np.zeros(len(self.network.lanes))
@@ -352,6 +358,7 @@ class Play:
             step_s=float(max(self.clock.max(), self.busy.max())),
             sent_bytes=by_rank(self.totals.sent),
             received_bytes=by_rank(self.totals.received),
+            beside_s=dict(enumerate(self.beside.tolist())) if self.measured.beside_s else {},
         )
 
 

@@ -73,11 +73,12 @@ class StrategyFound(Record, frozen=True):
 
 
 class RankLoad(Record, frozen=True):
-    """What a rank does in a predicted step."""
+    """What a rank does in a predicted step. `draws_s`: its batch, before all else; 0 where not measured."""
 
     rank: int
     host: str
     device: str
+    draws_s: float
     computes_s: float
     communicates_s: float
     sent_bytes: float

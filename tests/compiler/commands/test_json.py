@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
+from partc.compiler.commands import simulate as simulate_module
 from partc.compiler.commands.cli import COMMANDS
 from partc.compiler.commands.results.machines import (
     ClusterWritten,
@@ -32,10 +33,12 @@ from partc.compiler.commands.results.schemas import RESULTS, Failure
 from partc.compiler.commands.results.trainings import CheckpointList, Exported, Trained
 from partc.compiler.verification.ranks import launch_in_process
 from partc.compiler.verification.verify import verify
+from partc.cost.simulation.timeline import Measured
 from partc.runtime.jobs.job import JOB_FILE
 from partc.runtime.plan.record import Record
 from tests.builders.plans.compiled_reports import plain
 from tests.checks.command_line import EXAMPLES, MLP, done, make_mlp, partc
+from tests.checks.trace_event_rules import read_trace
 
 Answered = TypeVar("Answered", bound=Record)
 ALONE = str(EXAMPLES / "cluster-2x2.json")
@@ -134,6 +137,21 @@ def test_simulate_answers(folder: Path) -> None:
     assert f"{simulated.step_s * 1e6:.0f}" in partc("simulate", folder / "out").out.splitlines()[0].replace(
         ",", ""
     )
+
+
+def test_what_was_measured_beside_the_segments_is_told_as_well(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawing a batch makes a step longer: of ranks, in the table and in the trace, not in the step alone."""
+    monkeypatch.setattr(simulate_module, "measure_segments", lambda folder: Measured(beside_s=0.25))
+    measure, trace = ("simulate", folder / "out", "--measure"), tmp_path / "trace.json"
+
+    simulated = answered(Simulated, *measure, "--trace", trace)
+
+    assert all(rank.draws_s >= 0.25 for rank in simulated.ranks)
+    assert {e["ts"] for e in read_trace(trace) if e["name"] == "draw its batch"} == {0.0}
+    assert "draws its batch" in done(*measure)
+    assert "draws its batch" not in done("simulate", folder / "out")
 
 
 def test_search_and_profile_answer(folder: Path, tmp_path: Path) -> None:
