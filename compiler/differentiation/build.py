@@ -20,6 +20,7 @@ from partc.compiler.differentiation.objective import Objective, state_objective
 from partc.compiler.differentiation.operations.follow_operations import follow_operations
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.parameters.decision import describe_choice
+from partc.compiler.differentiation.parameters.dropped import find_dropped
 from partc.compiler.differentiation.parameters.exporter_merges import undo_merges
 from partc.compiler.differentiation.updates.loss_scaling import scale_loss
 from partc.compiler.differentiation.updates.make_updates import make_updates
@@ -65,14 +66,17 @@ def build_training_graph(
     forward = make_dense(forward)
     check_model(forward, folder)
     forward, copies = undo_merges(forward, folder)
-    forward = follow_operations(forward)
     parameters = parameters.named_as(copies)
+    dropped = find_dropped(forward, folder)
+    lines = dropped.describe(parameters.may_train)
+    parameters = parameters.without(dropped, [tensor.name for tensor in forward.graph.initializer])
+    forward = follow_operations(forward)
     with _of_reasonable_size(forward):
         if clip_global_norm is not None:
             update = replace(update, clipping=replace(update.clipping, global_norm=clip_global_norm))
         objective = state_objective(forward, loss, batch_size, ignore_index, parameters, folder)
         if tell is not None:
-            for line in describe_choice(objective.types, objective.decisions):
+            for line in (*describe_choice(objective.types, objective.decisions), *lines):
                 with callers_code():
                     tell(line)
         if update.loss_scale is not None and (halves := _half_parameters(objective)):

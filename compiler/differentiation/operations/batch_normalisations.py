@@ -10,8 +10,8 @@ from functools import partial
 import onnx
 from onnx import helper
 
-from partc.compiler.differentiation.operations.operation_rewriting import UNOPTIMISED, OperationRewriting
-from partc.compiler.differentiation.parameters.exporter_facts import operation_of
+from partc.compiler.differentiation.operations.operation_rewriting import OperationRewriting
+from partc.compiler.differentiation.parameters.exporter_facts import UNOPTIMISED, operation_of
 from partc.passes.graph.operation_builder import OperationBuilder
 from partc.runtime.errors import UnsupportedModel
 

@@ -10,11 +10,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from partc.compiler.differentiation.operations.operation_rewriting import (
-    UNOPTIMISED,
     OperationRewriting,
     nodes_by_operation,
     number_given,
 )
+from partc.compiler.differentiation.parameters.exporter_facts import UNOPTIMISED
 from partc.passes.graph.operation_builder import OperationBuilder
 from partc.runtime.errors import UnsupportedModel
 

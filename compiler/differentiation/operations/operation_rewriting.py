@@ -12,8 +12,6 @@ from partc.passes.graph.operation_builder import OperationBuilder
 # Returns what takes a node's place; the node may be changed for it.
 OperationRewriting = Callable[[onnx.NodeProto, OperationBuilder], Sequence[onnx.NodeProto]]
 
-UNOPTIMISED = "export with torch.onnx.export(..., optimize=False)"
-
 
 def nodes_by_operation(graph: onnx.GraphProto) -> dict[str, list[int]]:
     """Return for each PyTorch operation, as its text names it, the places of its nodes."""

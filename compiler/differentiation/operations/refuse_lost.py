@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import onnx
 
 from partc.compiler.differentiation.operations.operation_rewriting import (
-    UNOPTIMISED,
     nodes_by_operation,
     number_given,
 )
 from partc.compiler.differentiation.parameters.exporter_facts import (
+    UNOPTIMISED,
     exporter_facts,
     operation_of,
     tensors_read,

@@ -6,17 +6,18 @@ like weights. What tells them apart is in choice/; what nothing tells, --train a
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from shlex import quote
 
 import onnx
 
 from partc.compiler.differentiation.parameters.decision import ParameterDecision, Verdict, constant, trained
-from partc.compiler.differentiation.parameters.exporter_facts import FOLDED_BY_TORCHSCRIPT
+from partc.compiler.differentiation.parameters.dropped import Dropped
+from partc.compiler.differentiation.parameters.exporter_facts import FOLDED_BY_TORCHSCRIPT, UNOPTIMISED
 from partc.compiler.report.units import first_words
 from partc.passes.graph.operation_builder import RANDOM_OPS
-from partc.runtime.errors import BadUsage, some_of
+from partc.runtime.errors import BadUsage, UnsupportedModel, some_of
 
 MAX_NAMES = 8  # of a group that a message lists
 
@@ -39,6 +40,27 @@ class ParameterChoice:
             return tuple(names.get(pattern, pattern) for pattern in patterns)
 
         return ParameterChoice(None if self.train is None else renamed(self.train), renamed(self.freeze))
+
+    def without(self, dropped: Dropped, names: Collection[str]) -> "ParameterChoice":
+        """Return the choice among `names`, those of the file's parameters, of which some are gone.
+
+        Raises UnsupportedModel where a parameter is to be trained that the file may not have, or not whole.
+        """
+        chosen = [name for name in (*dropped.parameters, *dropped.numbers) if self.may_train(name)]
+        if chosen:
+            raise _refusal_of_dropped(dropped, chosen, set(names).difference(chosen))
+        absent = [*dropped.parameters, *dropped.silent]
+
+        def fits_absent_alone(pattern: str) -> bool:
+            return any(fits(name, (pattern,)) for name in absent) and not any(
+                fits(name, (pattern,)) for name in names
+            )
+
+        return replace(self, freeze=tuple(p for p in self.freeze if not fits_absent_alone(p)))
+
+    def may_train(self, name: str) -> bool:
+        """Tell whether the choice leaves a parameter of this name to be trained."""
+        return not fits(name, self.freeze) and (self.train is None or fits(name, self.train))
 
     def choose(
         self, decisions: Mapping[str, ParameterDecision], names: Sequence[str], declared: Collection[str]
@@ -146,6 +168,30 @@ def _refusal(waiting: Mapping[str, ParameterDecision], others: Collection[str]) 
         f"nothing in the file tells whether {count} tensor{'s are' if count > 1 else ' is'} trained",
         at=_by_reason(waiting),
         fix=fix,
+    )
+
+
+def _refusal_of_dropped(
+    dropped: Dropped, chosen: Collection[str], others: Collection[str]
+) -> UnsupportedModel:
+    """Return the error of parameters that operations which are gone may have read."""
+    frozen = quote(",".join(patterns_for(chosen, others)))
+    gone = [name for name in dropped.parameters if name in chosen]
+    kept = [name for name in dropped.numbers if name in chosen]
+    places = [
+        f"{what}: {first_words(names, MAX_NAMES)}"
+        for what, names in (
+            ("parameters without values in the file", gone),
+            ("parameters that may have been read more often, or parts of such", kept),
+        )
+        if names
+    ]
+    return UnsupportedModel(
+        "the exporter's optimiser dropped operations that may have read parameters, as it drops x * 1, "
+        f"x + 0 and biases of zeros: {first_words(dropped.operations, MAX_NAMES)}",
+        at="\n       ".join(places),
+        fix=f"{UNOPTIMISED}; or add --freeze {frozen} if the module does not use these, or they are not to "
+        "be trained",
     )
 
 

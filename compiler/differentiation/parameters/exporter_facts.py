@@ -19,6 +19,7 @@ from onnx import helper
 FOLDED_BY_TORCHSCRIPT = "onnx::"  # what a name begins with that no tensor of the module has
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
+UNOPTIMISED = "export with torch.onnx.export(..., optimize=False)"
 UNDECIDED = "partc.undecided"  # why nothing tells whether an initializer is a parameter of its own
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -27,6 +28,8 @@ _OPERATION = "pkg.torch.onnx.fx_node"
 _INPUT = re.compile(r"^(\w+): (\w+) target='([^']*)'", re.MULTILINE)
 # "div: BUFFER_MUTATION target='norm.u'", one line for every buffer that the module renews
 _RENEWED = re.compile(r"^(\w+): BUFFER_MUTATION target='([^']*)'", re.MULTILINE)
+_NAMED = re.compile(r"^(\w+): ", re.MULTILINE)
+_RESULT = re.compile(r"^(\w+): USER_OUTPUT", re.MULTILINE)
 _DETACH = "torch.ops.aten.detach."
 _DETACHED = re.compile(r"^detach(_\d+)?$")
 _READ = re.compile(r"%(\w+)")
@@ -160,6 +163,16 @@ def operation_of(node: onnx.NodeProto) -> str:
 def tensors_read(node: onnx.NodeProto) -> list[str]:
     """Return what a node's PyTorch operation reads; its own result comes first in the text."""
     return _READ.findall(operation_of(node))[1:]
+
+
+def inputs_of_program(graph: onnx.GraphProto) -> list[str]:
+    """Return what the exported program is given, parameters and buffers too, by the names in it."""
+    return _NAMED.findall(_entry(graph.metadata_props, _SIGNATURE).partition("# outputs")[0])
+
+
+def outputs_of_program(graph: onnx.GraphProto) -> list[str]:
+    """Return what the exported program returns, by the names that these have in it."""
+    return _RESULT.findall(_entry(graph.metadata_props, _SIGNATURE))
 
 
 def module_of(node: onnx.NodeProto) -> str:

@@ -25,7 +25,7 @@ from partc.compiler.differentiation.parameters.exporter_facts import (
     tensors_read,
 )
 
-_BIASED = {"Conv", "ConvTranspose", "Gemm"}  # whose third input is a bias, which may be left out
+BIASED = {"Conv", "ConvTranspose", "Gemm"}  # whose third input is a bias, which may be left out
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def restore_parameters(graph: onnx.GraphProto, facts: ExporterFacts) -> None:
                 node.input[:] = [copy if read == name else read for read in node.input]
         left = [p for p in operation.parameters if p in missing and p not in store.stored]
         for node in operation.nodes:
-            if len(left) == 1 and node.op_type in _BIASED and len(node.input) == 2:
+            if len(left) == 1 and node.op_type in BIASED and len(node.input) == 2:
                 store.add_bias(node, left[0])
 
 
