@@ -55,7 +55,11 @@ def place_operators(read: Callable[[], TrainingGraph], cluster: Cluster, options
     limit = SearchLimit(options.search.budget_s, options.search.proposals)
     own = OwnSpace.of(_decided(read(), cluster, options))
     if own is None:
-        raise BadUsage("the step has no operators", at="--strategy placed", fix="use another strategy")
+        raise BadUsage(
+            "the step has nothing that could have a device of its own: no operator sums products",
+            at="--strategy placed",
+            fix="use another strategy, such as allreduce",
+        )
     with limit.stopped():
         compile_kernels()
     together = _together(own)

@@ -166,12 +166,19 @@ class _Search:
             self._walk(own)
 
     def _refuse_without_choice(self) -> None:
-        if self._asked.method not in ("auto", "mcmc"):
+        if self._asked.method in ("auto", "mcmc"):
+            return
+        if self._first.analysis.per_replica:
             raise BadUsage(
                 "a batch of each replica's own leaves operators nothing to choose: all have all workers",
                 at=f"--method {self._asked.method}",
                 fix="add --batch global, or leave --method out",
             )
+        raise BadUsage(
+            "the step has nothing that could have devices of its own: no operator sums products",
+            at=f"--method {self._asked.method}",
+            fix="leave --method out",
+        )
 
     def _see(self, priced: Priced | None) -> bool:
         """Note a price; tell whether it is the best."""

@@ -1,7 +1,7 @@
 """In which order the groups of a step compute on their ways, and gradients are summed."""
 
 from collections.abc import Sequence
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from math import inf
 
 from partc.compiler.task_graphs.task_prices import TaskPrices
@@ -11,15 +11,6 @@ from partc.passes.search.operators.group_layouts import GroupLayouts
 from partc.passes.search.operators.grouped_step import ASIDE, FORWARD, GroupedStep, PassLevel
 
 Computing = tuple[int, PassLevel]  # a group, and on which way
-
-
-def has_order(step: GroupedStep) -> bool:
-    """Tell whether groups can be computed one behind the other: none waits for what waits for it."""
-    try:
-        computing_order(step)
-    except CycleError:
-        return False
-    return True
 
 
 def computing_order(step: GroupedStep) -> list[Computing]:

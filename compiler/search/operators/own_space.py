@@ -8,7 +8,6 @@ from math import prod
 from partc.compiler.compilation import Compilation
 from partc.compiler.planning.order_step import bucket_bytes
 from partc.compiler.search.operators.walk_tasks import StepConfigs, fewer_replicas, kinds_apart
-from partc.compiler.task_graphs.computing_order import has_order
 from partc.compiler.task_graphs.step_tasks import StepTasks
 from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, Batch, OpConfig, Strategy
@@ -78,12 +77,12 @@ class OwnSpace:
     def of(first: Compilation, together: Together | None = None) -> "OwnSpace | None":
         """Return the space of a step; None where there is nothing to choose.
 
-        A batch of each replica's own leaves nothing: all operators have all workers as replicas. Groups that
-        wait for each other, by operators that are light between them, have no task graph.
+        A batch of each replica's own leaves nothing: all operators have all workers as replicas. So does a
+        step that neither sums products nor reads a parameter other than point by point.
         """
         analysis = first.analysis
         groups = find_groups(analysis.training, analysis.facts, analysis.main)
-        if analysis.per_replica or not groups or not has_order(group_step(analysis, groups)):
+        if analysis.per_replica or not groups:
             return None
         return OwnSpace(first, groups, together)
 

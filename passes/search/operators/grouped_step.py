@@ -7,7 +7,8 @@
                comes from. It has parts, none of which waits for a later one of its group: for each parameter
                of weights one; aside and backward, products for other groups alone come apart from what the
                gradients of its own parameters wait for; aside and of weights, what another group has made so
-               comes apart from that
+               comes apart from that; backward, too, where groups would wait for each other else, as those
+               whose results a loss compares with each other do
     crossing   a tensor that one group makes and another reads, or another way of the same
     term       what a group adds to a parameter's gradient; the sums of all groups' terms are no group's
 
@@ -18,6 +19,7 @@ tells (place_nodes.py).
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 from operator import itemgetter, or_
 
@@ -33,6 +35,7 @@ PassLevel = tuple[int, int]  # one of the four below, and which part of it
 FORWARD, ASIDE, BACKWARD, WEIGHTS = range(4)
 
 _Part = tuple[int, int, str]  # one of the four, how often it has gone from group to group, and who is served
+_LEVELLED = (ASIDE, WEIGHTS)  # kinds whose parts come apart where the way goes from group to group
 _ANYONE, _OTHERS = "", "others"  # or a parameter
 
 
@@ -69,12 +72,31 @@ def group_step(analysis: Analysis, operators: Sequence[OperatorGroup]) -> Groupe
     places = place_nodes(analysis, {group.node: n for n, group in enumerate(operators)}, len(operators))
     terms, sums = _find_terms(analysis)
     ways = _ways(analysis, places.nodes, terms, sums)
+    updates = dict(_find_updates(analysis, terms))
+
+    def divided(levelled: Collection[int]) -> GroupedStep:
+        groups, maker = _divide(analysis, operators, places.nodes, ways, levelled)
+        readers = _find_readers(analysis, groups, maker)
+        return GroupedStep(analysis, groups, maker, readers, terms, dict(places.variables), updates)
+
+    step = divided(_LEVELLED)
+    return step if _has_order(step) else divided((*_LEVELLED, BACKWARD))
+
+
+def _divide(
+    analysis: Analysis,
+    operators: Sequence[OperatorGroup],
+    group_of: Mapping[str, int],
+    ways: Mapping[str, tuple[int, str]],
+    levelled: Collection[int],
+) -> tuple[tuple[StepGroup, ...], dict[str, tuple[int, PassLevel]]]:
+    """Return the groups with their nodes, and who makes each tensor. `levelled`: kinds that have levels."""
     nodes: list[dict[_Part, list[gs.Node]]] = [{} for _ in operators]
     made_on: dict[str, tuple[int, _Part]] = {}
     for node in analysis.training.graph.nodes:
         if node.name in ways:
-            number, (kind, served) = places.nodes[node.name], ways[node.name]
-            level = 0 if kind in (FORWARD, BACKWARD) else _level(node, number, kind, made_on)
+            number, (kind, served) = group_of[node.name], ways[node.name]
+            level = _level(node, number, kind, made_on) if kind in levelled else 0
             nodes[number].setdefault((kind, level, served), []).append(node)
             made_on.update((tensor.name, (number, (kind, level, served))) for tensor in node.outputs)
     numbered = [_numbered(own) for own in nodes]
@@ -82,16 +104,21 @@ def group_step(analysis: Analysis, operators: Sequence[OperatorGroup]) -> Groupe
         StepGroup(operator, {way: tuple(own[part]) for part, way in ways_of.items()})
         for operator, own, ways_of in zip(operators, nodes, numbered, strict=True)
     )
-    maker = {tensor: (number, numbered[number][part]) for tensor, (number, part) in made_on.items()}
-    return GroupedStep(
-        analysis,
-        groups,
-        maker,
-        _find_readers(analysis, groups, maker),
-        terms,
-        dict(places.variables),
-        dict(_find_updates(analysis, terms)),
-    )
+    return groups, {tensor: (number, numbered[number][part]) for tensor, (number, part) in made_on.items()}
+
+
+def _has_order(step: GroupedStep) -> bool:
+    """Tell whether parts can be computed one behind the other: none waits for what waits for it."""
+    order = TopologicalSorter[tuple[int, PassLevel]]()
+    for tensor, readers in step.readers.items():
+        if tensor in step.maker:
+            for reader in readers:
+                order.add(reader, step.maker[tensor])
+    try:
+        order.prepare()
+    except CycleError:
+        return False
+    return True
 
 
 def _numbered(parts: Iterable[_Part]) -> dict[_Part, PassLevel]:

@@ -19,6 +19,7 @@ from partc.cost.cluster.cluster import Cluster
 from partc.cost.strategy import MESH_STRATEGY_FORMAT, OpConfig, Strategy
 from partc.runtime.errors import BadUsage, NoPlacement
 from tests.builders.graphs.foreign_steps import parse
+from tests.builders.graphs.siamese_step import siamese_step
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
 
 BRANCHES = """
@@ -85,6 +86,28 @@ def test_it_trains_as_one_device(placed: tuple[Compilation, Path]) -> None:
     report = verify(out, steps=2, data=batches, launcher=launch_in_process)
 
     assert {check.verdict for check in report.variables} == {"equal"}
+
+
+def test_networks_that_losses_compare_with_each_other_are_placed_and_train_as_one_device(
+    tmp_path: Path,
+) -> None:
+    """Their gradients go from one to another and back, so that whole groups would wait for each other."""
+    out = tmp_path / "out"
+    compiled = compile_step(siamese_step(SGD(0.1)), cluster(), out, PLACED)
+    apart = msgspec.structs.replace(
+        compiled.strategy,
+        ops=tuple(
+            msgspec.structs.replace(entry, devices=(f"host0/cpu{n % 4}",))
+            for n, entry in enumerate(compiled.strategy.ops)
+        ),
+    )
+    spread = compile_step(siamese_step(SGD(0.1)), cluster(), tmp_path / "apart", Options(strategy=apart))
+
+    assert len(compiled.strategy.ops) == 6
+    for each, folder in ((compiled, out), (spread, tmp_path / "apart")):
+        batches = random_batches(each.plan, 2)
+        report = verify(folder, steps=2, data=batches, launcher=launch_in_process)
+        assert {check.verdict for check in report.variables} == {"equal"}
 
 
 def test_what_does_not_fit_is_refused_with_the_operators_that_conflict(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from partc.compiler.api import compile_step, search
 from partc.compiler.differentiation.build import build_training_graph
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.updates.optimizers import Adam
 from partc.compiler.importing.import_training import import_training_graph
 from partc.compiler.options import Options, SearchMethod, SearchOptions
@@ -203,6 +204,26 @@ def test_methods_without_a_choice_are_refused() -> None:
 
     with pytest.raises(BadUsage, match="leaves operators nothing to choose"):
         search(wide_mlp(), cluster_of("1x2"), searching(1.0, "exhaustive", per_replica))
+
+
+def scaled() -> onnx.ModelProto:
+    """Return a step that sums no products: its loss scales the data, column by column."""
+    forward = parse(
+        "f (double[8,6] x) => (double loss) { y = Mul (x, W) loss = ReduceMean <keepdims = 0> (y) }"
+    )
+    forward.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(6), "W"))
+    chosen = ParameterChoice(train=("W",))
+    return build_training_graph(forward, loss="loss", optimizer=Adam(), parameters=chosen)
+
+
+def test_a_step_without_operators_of_their_own_is_refused_for_that(tmp_path: Path) -> None:
+    with pytest.raises(BadUsage, match="no operator sums products") as refusal:
+        search(scaled(), cluster_of("1x2"), searching(1.0, "exhaustive"))
+    assert refusal.value.fix == "leave --method out"
+
+    placed = Options(batch="global", strategy="placed")
+    with pytest.raises(BadUsage, match="no operator sums products"):
+        compile_step(scaled(), cluster_of("1x2"), tmp_path / "out", placed)
 
 
 @pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], range(2)))

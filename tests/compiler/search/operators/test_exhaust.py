@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from partc.compiler.differentiation.updates.optimizers import Momentum
 from partc.compiler.search.operators.exhaust import (
     AlikeStates,
     Exhaustion,
@@ -21,9 +22,10 @@ from partc.compiler.task_graphs.task_prices import TaskPrices
 from partc.cost.cluster.cluster import Cluster, Link
 from partc.passes.search.operators.operator_space import OperatorConfig
 from partc.runtime.errors import BadUsage
+from tests.builders.graphs.siamese_step import siamese_step
 from tests.builders.plans.compiled_steps import cluster_of
 from tests.compiler.search.operators.test_walk_tasks import two_layers
-from tests.compiler.task_graphs.test_step_tasks import Priced, priced
+from tests.compiler.task_graphs.test_step_tasks import STEPS, Priced, priced
 
 
 def all_steps(tasks: StepTasks, kinds: Kinds, start: StepConfigs) -> dict[StepConfigs, float]:
@@ -37,6 +39,11 @@ def all_steps(tasks: StepTasks, kinds: Kinds, start: StepConfigs) -> dict[StepCo
     return steps
 
 
+def siamese() -> Priced:
+    STEPS.setdefault("siamese", lambda: siamese_step(Momentum(0.1)))
+    return Priced("siamese")
+
+
 def some(of: Priced, every: int) -> Kinds:
     """Return the kinds with some of their configurations."""
     kinds = kinds_of_space(of.tasks, of.space)
@@ -46,10 +53,11 @@ def some(of: Priced, every: int) -> Kinds:
 
 
 @pytest.mark.parametrize(
-    ("name", "every"), [("two layers", 1), ("mlp", 4), pytest.param("words", 5, marks=pytest.mark.long)]
+    ("name", "every"),
+    [("two layers", 1), ("siamese", 1), ("mlp", 4), pytest.param("words", 5, marks=pytest.mark.long)],
 )
 def test_it_finds_the_quickest_of_all(name: str, every: int) -> None:
-    of = two_layers() if name == "two layers" else priced(name)
+    of = {"two layers": two_layers, "siamese": siamese}.get(name, lambda: priced(name))()
     kinds = some(of, every)
     steps = all_steps(of.tasks, kinds, of.start)
     least_s = min(steps.values())
