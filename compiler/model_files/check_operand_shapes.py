@@ -13,6 +13,12 @@ import onnx
 
 from partc.runtime.errors import BadModel
 
+UNNAMED = "unk__"  # what ONNX's inference calls a size that it does not know
+BIAS_FIX = (
+    "give it one axis; if PyTorch wrote it for a Conv3d(bias=False) with optimize=False, "
+    "give the convolution a bias, or export the module optimised"
+)
+
 Size = int | str | None
 Shape = tuple[Size, ...]
 
@@ -39,11 +45,15 @@ class _Operands:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The shape that an input is to have; `may` says which smaller sizes it may have."""
+    """The shape that an input is to have; `may` says which smaller sizes it may have.
+
+    fix: what helps where it has another number of axes, if exporting the model again does not
+    """
 
     index: int
     shape: Shape
     may: str = ""  # "be smaller", "broadcast"
+    fix: str = ""
 
     def fits(self, actual: Shape) -> bool:
         sizes, wanted = actual, self.shape
@@ -81,7 +91,9 @@ def _check_node(at: _Operands) -> None:
                 f"{at.node.op_type} takes {_spell(wanted.shape)} beside {at.name(0)!r} of "
                 f"{_spell(at.shape(0) or ())}, and {at.name(wanted.index)!r} is of {_spell(actual)}",
                 at=f"node {at.node.name or at.node.output[0]!r} ({at.node.op_type})",
-                fix=f"give {at.name(wanted.index)!r} the shape that fits, or export the model again",
+                fix=wanted.fix
+                if wanted.fix and len(actual) != len(wanted.shape)
+                else f"give {at.name(wanted.index)!r} the shape that fits, or export the model again",
             )
 
 
@@ -90,7 +102,11 @@ def _size(dimension: onnx.TensorShapeProto.Dimension) -> Size:
 
 
 def _spell(shape: Shape) -> str:
-    return "[" + ",".join("?" if size is None else str(size) for size in shape) + "]"
+    return "[" + ",".join("?" if _is_unknown(size) else str(size) for size in shape) + "]"
+
+
+def _is_unknown(size: Size) -> bool:
+    return size is None or str(size).startswith(UNNAMED)
 
 
 # ---------------------------------------------------------------- one rule an op
@@ -178,10 +194,10 @@ def _convolution(at: _Operands) -> Iterator[_Wanted]:
     if at.node.op_type == "Conv":
         channels = data[1] // groups if isinstance(data[1], int) else None
         yield _Wanted(1, (None, channels, *rest))
-        yield _Wanted(2, (weight[0],))
+        yield _Wanted(2, (weight[0],), fix=BIAS_FIX)
     else:
         yield _Wanted(1, (data[1], None, *rest))
-        yield _Wanted(2, (_times(weight[1], groups),))
+        yield _Wanted(2, (_times(weight[1], groups),), fix=BIAS_FIX)
 
 
 def _instance_normalization(at: _Operands) -> Iterator[_Wanted]:

@@ -124,6 +124,23 @@ def test_what_onnx_runtime_runs_is_taken(inputs: str, body: str) -> None:
     check_operand_shapes(infer_shapes(model, strict_mode=True))
 
 
+def test_a_bias_of_two_axes_is_told_with_what_helps() -> None:
+    """PyTorch's exporter, unoptimised, writes one of zeros for Conv3d(bias=False)."""
+    model = parse(
+        "float[2,5,3] x, float[4,5,1] w, int64[2] sizes, float z", "b = Expand (z, sizes) y = Conv (x, w, b)"
+    )
+
+    with pytest.raises(
+        BadModel, match=r"takes \[4\] beside 'x' of \[2,5,3\], and 'b' is of \[\?,\?\]"
+    ) as caught:
+        check_operand_shapes(infer_shapes(model))
+
+    assert caught.value.fix.endswith("give the convolution a bias, or export the module optimised")
+    with pytest.raises(BadModel) as caught:
+        check_operand_shapes(parse(*MISFITS["a bias"]))
+    assert caught.value.fix == "give 'b' the shape that fits, or export the model again"
+
+
 def test_weights_of_other_classes_are_refused() -> None:
     """ONNX Runtime reads as many as there are: the standard wants one for each class."""
     model = parse("float[12,5] x, int64[12] l, float[4] w", "y = SoftmaxCrossEntropyLoss (x, l, w)")
