@@ -236,8 +236,7 @@ def lower_step(
     lowered.native, lowered.decisions = dict(graph.layouts), dict(graph.decisions)
     copy_where_shared(lowered, sessions)
     if strategy.round_sums:
-        shapes = {tuple(analysis.training.variables[name].shape) for name in analysis.training.gradients}
-        round_sums(lowered, analysis.facts, shapes, strategy.round_sums)
+        round_sums(lowered, analysis.training, analysis.facts, analysis.main, strategy.round_sums)
     return lowered
 
 
