@@ -26,20 +26,25 @@ def settle_options(options: Options, graph: TrainingGraph) -> Options:
     """Return the options as the compiler takes them. Raises BadUsage, BadStrategy."""
     strategy = options.chosen_strategy()
     batch = choose_batch(options.batch, strategy)
-    _check_rounding(options, strategy)
+    _check_rounding(replace(options, strategy=strategy))
     if options.asynchronous:
         strategy = strategy_of_sessions(strategy, batch)
     sizes = fill_sizes(options.sizes, graph)
     return replace(options, strategy=strategy, batch=batch, sizes=sizes, strategy_name=options.asked_strategy)
 
 
-def _check_rounding(options: Options, strategy: Mode | NamedStrategy | Strategy) -> None:
-    """Refuse to round the sums of what is more than replicas that meet in every step. Raises BadUsage."""
+def _check_rounding(options: Options) -> None:
+    """Refuse to round the sums of what is more than replicas that meet in every step.
+
+    Raises BadUsage of the option, BadStrategy of a strategy's field.
+    """
+    strategy = options.strategy
     is_mesh = isinstance(strategy, NamedStrategy) or (isinstance(strategy, Strategy) and strategy.has_meshes)
     if options.chosen_rounding() and (options.asynchronous or is_mesh):
-        raise BadUsage(
+        refusal, at = (BadUsage, "--round-sums") if options.round_sums else (BadStrategy, "round_sums")
+        raise refusal(
             "sums are rounded of replicas that are whole on their workers and meet in every step",
-            at="--round-sums",
+            at=at,
             fix="leave it out, or compile with --strategy auto, allreduce, ps or hybrid",
         )
 

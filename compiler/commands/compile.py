@@ -36,6 +36,7 @@ from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.report.choices.describe_mesh import describe_grid
 from partc.compiler.report.units import seconds, size
+from partc.passes.lowering.round_sums import LEAST_ELEMENTS
 from partc.runtime.data.batches import fixed_sizes
 from partc.runtime.plan.program import IDLE, Plan, rounding_of
 
@@ -124,6 +125,11 @@ def _warnings(compilation: Compilation) -> list[str]:
     if rounding := rounding_of(compilation.plan):
         warnings.append(
             f"gradients are rounded to {rounding} before they are sent: not what one device trains"
+        )
+    elif compilation.strategy.round_sums:
+        warnings.append(
+            f"no gradient is rounded to {compilation.strategy.round_sums}: replicas add up none of "
+            f"float32[{LEAST_ELEMENTS:,} elements] or more"
         )
     if compilation.uneven_stages:
         warnings.append(compilation.uneven_stages)

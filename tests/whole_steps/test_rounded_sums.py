@@ -1,5 +1,6 @@
 """Gradients that are rounded to 16 bits before they are sent: half the bytes, and near the exact sums."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from partc.compiler.pipeline import compile_graph
 from partc.compiler.verification import reference
 from partc.compiler.verification.ranks import launch_in_process
 from partc.compiler.verification.verify import verify
+from partc.cost.strategy import MESH_STRATEGY_FORMAT, STRATEGY_FORMAT
 from partc.models.catalogue import build_model
 from partc.runtime.errors import Diverged
 from partc.runtime.execution.in_process import RanksInProcess, train_in_process
@@ -20,7 +22,7 @@ from partc.runtime.jobs.runner import Runner
 from partc.runtime.plan.plan_folder import PlanFolder, read_plan_folder
 from partc.runtime.plan.program import Start, rounding_of
 from tests.builders.plans.compiled_steps import cluster_of, random_batches
-from tests.checks.command_line import CLUSTER, done, refused
+from tests.checks.command_line import CLUSTER, done, make_mlp, refused
 from tests.sampling import sampled
 
 WAYS = [("2x2", "allreduce"), ("1x3", "allreduce"), ("3x1", "ps"), ("2x2", "ps")]
@@ -159,3 +161,27 @@ def test_only_who_asks_for_it_gets_it_and_is_warned(tmp_path: Path) -> None:
     assert "Dense gradients are rounded to bfloat16" in (tmp_path / "out" / "report.html").read_text()
     for other in (("--asynchronous",), ("--strategy", "data=2,tensor=2"), ("--strategy", "fsdp")):
         refused(*common, *other, "--round-sums", "float16", at="--round-sums", fix="leave it out, or compile")
+
+
+def test_a_strategy_file_rounds_what_the_option_does(tmp_path: Path) -> None:
+    done("model", "mlp", "--set", "sizes=40,50,5", "-o", tmp_path / "forward.onnx")
+    done("grad", tmp_path / "forward.onnx", "--loss", "softmax_cross_entropy", "-o", tmp_path / "train.onnx")
+    common = ("compile", tmp_path / "train.onnx", "-c", CLUSTER, "-o", tmp_path / "out", "--force")
+    file = tmp_path / "rounded.json"
+    own_devices = [{"op": "layer0", "devices": ["host0/cpu0"]}]
+
+    for more in ({"mesh": {"data": 2, "tensor": 2}}, {"mesh": {"tensor": 4}}, {"ops": own_devices}):
+        asked = {"format": MESH_STRATEGY_FORMAT, "batch": "global", "round_sums": "float16", **more}
+        file.write_text(json.dumps(asked))
+        refused(*common, "--strategy", file, at=f"{file}: round_sums", fix="leave it out, or compile")
+    file.write_text(json.dumps({"format": STRATEGY_FORMAT, "batch": "per-replica", "round_sums": "float16"}))
+    assert "rounded to float16" in done(*common, "--strategy", file)
+    refused(*common, "--strategy", file, "--asynchronous", at="round_sums", fix="leave it out, or compile")
+
+
+def test_whoever_asks_to_round_what_is_short_is_told_that_nothing_is(tmp_path: Path) -> None:
+    train = make_mlp(tmp_path) / "train.onnx"
+
+    told = done("compile", train, "-c", CLUSTER, "-o", tmp_path / "out", "--round-sums", "float16")
+
+    assert "warning: no gradient is rounded to float16" in told
