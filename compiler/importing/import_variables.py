@@ -65,11 +65,12 @@ def check_bindings(graph: onnx.GraphProto, bindings: Bindings) -> None:
     if bindings.loss is not None and bindings.loss not in outputs:
         fix = f"use one of {join_names(outputs)}"
         raise BadModel(f"unknown tensor {bindings.loss!r}", at="loss", fix=fix)
+    data_inputs = inputs - bindings.state.keys() - {tensor.name for tensor in graph.initializer}
     for name in bindings.sample_axes:
-        if name not in inputs:
-            data_inputs = inputs - bindings.state.keys()
-            fix = f"use one of the data inputs {join_names(data_inputs)}"
-            raise BadModel(f"unknown tensor {name!r}", at="sample_axes", fix=fix)
+        if name in data_inputs:
+            continue
+        fix = f"use one of the data inputs {join_names(data_inputs)}" if data_inputs else "leave it out"
+        raise BadModel(f"{name!r} is no data input", at="sample_axes", fix=fix)
     _check_gradients(graph, bindings)
 
 
@@ -220,7 +221,7 @@ def read_data_input(
         raise BadModel(
             f"sample axis {axis} of an input with {rank} axes",
             at=f"input {tensor.name!r}",
-            fix=f"use an axis from 0 to {rank - 1}, or null where all replicas read the same values",
+            fix=f"use an axis from 0 to {rank - 1}, or none (null in JSON) where all replicas read the same values",
         )
     shape = tuple(
         size if isinstance(size, int) else size or f"{tensor.name}_{index}"

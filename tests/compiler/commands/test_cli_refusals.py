@@ -57,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
         ("inspect train.onnx --sample-axis x", "'x' is not NAME=AXIS", "rate=none"),
         (
             "inspect train.onnx --sample-axis q=0",
-            "unknown tensor 'q'",
+            "'q' is no data input",
             "use one of the data inputs labels, x",
         ),
         ("inspect train.onnx --sample-axis x=7", "sample axis 7", "from 0 to 1"),
