@@ -8,12 +8,12 @@ from partc.compiler.commands.arguments.parse_update_options import (
     parse_optimizer,
     parse_parameters,
     parse_schedule,
+    parse_warmup,
 )
 from partc.compiler.commands.console import answer, note, tell, working_on
 from partc.compiler.commands.results.models import StepWritten
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.updates.clipping import Clipping
-from partc.compiler.differentiation.updates.schedules import Warmup
 from partc.compiler.differentiation.updates.update_options import UpdateOptions
 from partc.compiler.importing.training_info import export_training_info
 from partc.compiler.model_files.model_file import read_model
@@ -55,18 +55,19 @@ def grad_command(
     update = UpdateOptions(
         clipping=Clipping(clip_value, clip_norm, clip_global_norm),
         schedule=parse_schedule(schedule),
-        warmup=Warmup(warmup) if warmup else None,
+        warmup=parse_warmup(warmup),
         groups=parse_groups(no_decay, group),
         accumulate=accumulate,
         ema=ema,
         loss_scale=parse_loss_scale(loss_scale),
     )
+    settings = parse_optimizer(optimizer, lr, set_optimizer, weight_decay)
     lines: list[str] = []
     with working_on("differentiating"), naming(forward, InputError):
         step = build_training_graph(
             read_model(forward),
             loss=loss,
-            optimizer=parse_optimizer(optimizer, lr, set_optimizer, weight_decay),
+            optimizer=settings,
             batch_size=parse_batch_size(batch_size),
             reinit=seed if reinit else None,
             ignore_index=ignore_index,

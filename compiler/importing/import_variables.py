@@ -221,7 +221,7 @@ def read_data_input(
         raise BadModel(
             f"sample axis {axis} of an input with {rank} axes",
             at=f"input {tensor.name!r}",
-            fix=f"use an axis from 0 to {rank - 1}, or none (null in JSON) where all replicas read the same values",
+            fix=f"use an axis from 0 to {rank - 1}, or none (in JSON null) where all replicas read the same",
         )
     shape = tuple(
         size if isinstance(size, int) else size or f"{tensor.name}_{index}"

@@ -5,6 +5,7 @@ import re
 from collections.abc import MutableMapping, Sequence
 from typing import Literal, TypeVar, get_args
 
+from partc.compiler.differentiation.updates.check_settings import NOT_NEGATIVE, POSITIVE, check_setting
 from partc.cost.strategy import Mechanism
 from partc.runtime.errors import BadUsage, one_of
 from partc.runtime.execution.recorder import TracedSteps
@@ -152,13 +153,14 @@ def parse_learning_rate(text: str, at: str = "--lr", *, may_be_zero: bool = Fals
     """Parse a rate: a positive number, 0 where that says something, or `fed`. Raises BadUsage."""
     if text == "fed":
         return "fed"
+    requirement = NOT_NEGATIVE if may_be_zero else POSITIVE
     try:
         rate = float(text)
     except ValueError:
         rate = math.nan
     if not (0 < rate < math.inf or (may_be_zero and rate == 0)):
-        expectation = "a number of at least 0" if may_be_zero else "a positive number"
-        raise BadUsage(f"{text!r} is not {expectation}", at=at, fix="give a number, or 'fed'")
+        raise BadUsage(f"{text!r} is not {requirement}", at=at, fix="give a number, or 'fed'")
+    check_setting(at, rate, requirement)
     return rate
 
 

@@ -19,6 +19,7 @@ from partc.compiler.differentiation.updates.schedules import (
     ExponentialDecay,
     LearningRateSchedule,
     StepDecay,
+    Warmup,
 )
 from partc.compiler.differentiation.updates.update_options import ParameterGroup
 from partc.runtime.errors import BadUsage, one_of
@@ -57,6 +58,14 @@ def parse_schedule(text: str) -> LearningRateSchedule | None:
         fix = f"write --schedule {name}:{','.join(f'{key}=...' for key in required)}"
         raise BadUsage(f"schedule {name!r} needs {missing[0]}", at="--schedule", fix=fix)
     return kind(**values)
+
+
+def parse_warmup(updates: int) -> Warmup | None:
+    """Return a warm-up of so many updates; 0: none. Raises BadUsage."""
+    if updates < 0:
+        fix = "give a whole number, 0 for none"
+        raise BadUsage(f"a warm-up of {updates} updates", at="--warmup", fix=fix)
+    return Warmup(updates) if updates else None
 
 
 def parse_groups(no_decay: str, groups: Sequence[str]) -> tuple[ParameterGroup, ...]:

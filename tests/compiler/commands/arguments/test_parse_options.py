@@ -125,6 +125,12 @@ def test_what_is_no_learning_rate_is_refused(text: str) -> None:
         parse_learning_rate(text)
 
 
+@pytest.mark.parametrize("text", ["1e-50", "1e40"])
+def test_a_learning_rate_that_float32_does_not_hold_is_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match=r"as a float32, which steps compute with\n  at:  --lr"):
+        parse_learning_rate(text)
+
+
 def test_symbolic_sizes_without_a_value_get_the_default() -> None:
     graph = import_step(SGD.replace("[8,", "[batch,"))
 

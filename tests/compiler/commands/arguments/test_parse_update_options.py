@@ -10,6 +10,7 @@ from partc.compiler.commands.arguments.parse_update_options import (
     parse_loss_scale,
     parse_optimizer,
     parse_schedule,
+    parse_warmup,
 )
 from partc.compiler.commands.cli import main
 from partc.compiler.differentiation.updates.adam import AdamW
@@ -60,6 +61,7 @@ def test_schedules_groups_and_scales_are_read() -> None:
         (lambda: parse_groups("", ["a,b*:weight_decay=x"]), "--group a,b*", "a number"),
         (lambda: parse_groups("", ["a,b*:weight_decay=-1"]), "--group a,b*", "a number of at least 0"),
         (lambda: parse_loss_scale("auto"), "--loss-scale", "a number"),
+        (lambda: parse_warmup(-1), "--warmup", "0 for none"),
     ],
 )
 def test_texts_that_mean_nothing_are_refused(read, at: str, fix: str) -> None:

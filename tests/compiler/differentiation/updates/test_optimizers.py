@@ -147,6 +147,10 @@ def test_a_sparse_table_is_written_row_by_row_where_the_optimizer_allows() -> No
         (lambda: Adafactor(d=0.0), "optimizer Adafactor, d", "positive"),
         (lambda: LAMB("often"), "optimizer LAMB, lr", "at least 0"),  # type: ignore[arg-type]
         (lambda: RMSProp(float("nan")), "optimizer RMSProp, lr", "at least 0"),
+        (lambda: SGD(1e-50), "optimizer SGD, lr", "from 1.4"),
+        (lambda: SGD(10**400), "optimizer SGD, lr", "to 3.40282347e+38, or 0"),
+        (lambda: Adam(beta1=1 - 1e-9), "optimizer Adam, beta1", "to 0.99999994, or 0"),
+        (lambda: Adam(epsilon=1e-60), "optimizer Adam, epsilon", "or 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(make, at: str, fix: str) -> None:

@@ -164,6 +164,9 @@ def test_a_sparse_tables_average_covers_all_its_rows() -> None:
         (lambda: UpdateOptions(accumulate=1.5), "--accumulate", "whole number"),  # type: ignore[arg-type]
         (lambda: UpdateOptions(ema=1.0), "--ema", "from 0 to below 1"),
         (lambda: ParameterGroup(("a*", "b"), lr=-0.1), "--group a*,b", "at least 0"),
+        (lambda: UpdateOptions(accumulate=10**30), "--accumulate", "64 bits"),
+        (lambda: UpdateOptions(ema=1 - 1e-12), "--ema", "to 0.99999994"),
+        (lambda: Clipping(norm=1e-50), "--clip-norm", "from 1.4"),
         (lambda: Clipping(value=0.0), "--clip-value", "positive"),
         (lambda: Clipping(norm=-1.0), "--clip-norm", "positive"),
         (lambda: Clipping(global_norm=float("inf")), "--clip-global-norm", "positive"),
