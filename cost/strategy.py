@@ -10,6 +10,7 @@ from partc.runtime.errors import BadStrategy
 from partc.runtime.plan.plan_json import NOT_DECODED, why_not_decoded
 from partc.runtime.plan.program import Aggregation, Rounding
 from partc.runtime.plan.record import Record
+from partc.runtime.plan.written_json import decode_written
 from partc.runtime.whole_file import write_whole
 
 STRATEGY_FORMAT = "partc-strategy/1"  # every worker is a replica
@@ -168,7 +169,7 @@ def read_strategy(path: Path) -> Strategy:
     text = b""
     try:
         text = path.read_bytes()
-        strategy = msgspec.json.decode(text, type=Strategy)
+        strategy = decode_written(text, Strategy)
     except OSError as error:
         raise BadStrategy(
             f"cannot be read: {error.strerror}", at=str(path), fix="give the path of a strategy file"

@@ -17,6 +17,7 @@ from partc.runtime.errors import BadModel
 from partc.runtime.plan.members import Holds
 from partc.runtime.plan.plan_json import NOT_DECODED
 from partc.runtime.plan.record import Record
+from partc.runtime.plan.written_json import decode_written
 
 METADATA_KEY = "partc.training"
 
@@ -65,7 +66,7 @@ def read_bindings(model: onnx.ModelProto, path: Path | None) -> Bindings:
 
 def _decode(text: bytes, at: str) -> Bindings:
     try:
-        return msgspec.json.decode(text, type=Bindings)
+        return decode_written(text, Bindings)
     except NOT_DECODED as error:
         raise BadModel(
             f"bindings that cannot be read: {error}",

@@ -31,6 +31,7 @@ from partc.runtime.errors import BadCluster
 from partc.runtime.plan.plan_json import NOT_DECODED, why_not_decoded
 from partc.runtime.plan.program import Site
 from partc.runtime.plan.record import Record
+from partc.runtime.plan.written_json import decode_written
 
 CLUSTER_FORMAT = "partc-cluster/1"
 
@@ -63,7 +64,7 @@ def read_cluster(path: Path) -> Cluster:
     """Read a cluster file (JSON). Raises BadCluster."""
     text = _read_bytes(path)
     try:
-        return msgspec.json.decode(text, type=Cluster)
+        return decode_written(text, Cluster)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at ")
         raise BadCluster(

@@ -105,6 +105,15 @@ def test_a_wrong_field_is_refused_with_those_that_there_are(tmp_path: Path) -> N
         read_strategy(path)
 
 
+def test_a_name_written_twice_is_refused_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "strategy.json"
+    meshes = '"mesh": {"data": 4}, "mesh": {"data": 2, "tensor": 2}'
+    path.write_text(f'{{"format": "partc-strategy/2", "batch": "global", {meshes}}}')
+
+    with pytest.raises(BadStrategy, match=r"the name 'mesh' is there twice"):
+        read_strategy(path)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadStrategy, match="cannot be read"):
         read_strategy(tmp_path / "strategy.json")

@@ -83,6 +83,14 @@ def test_a_next_value_of_another_type_is_refused() -> None:
         import_step(text)
 
 
+def test_a_sidecar_that_says_two_things_of_a_variable_is_refused(tmp_path: Path) -> None:
+    path = saved(with_zeros(parse(SGD), "W"), tmp_path, {})
+    path.with_name("train.onnx.json").write_text('{"state": {"W": "loss", "W": "W_next"}}')
+
+    with pytest.raises(BadModel, match=r"the name 'W' is there twice"):
+        import_training_graph(path, GraphOptions())
+
+
 def test_a_sidecar_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     path = saved(with_zeros(parse(SGD), "W"), tmp_path, {"state": STATE, "losss": "loss"})
 

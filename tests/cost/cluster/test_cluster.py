@@ -231,6 +231,14 @@ def test_a_file_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> None:
         read_cluster(tmp_path / "elsewhere.json")
 
 
+def test_a_name_written_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text('{"format": "partc-cluster/1", "name": "x", "name": "y", "hosts": []}')
+
+    with pytest.raises(BadCluster, match="the name 'name' is there twice"):
+        read_cluster(path)
+
+
 @pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
 def test_a_number_that_is_not_finite_is_refused_with_its_line(number: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
