@@ -40,3 +40,20 @@ def test_a_name_that_is_there_twice_is_refused_by_its_place(text: bytes, name: s
     refusal = f"the name '{name}' is there twice; write it once - at `{place}`"
     with pytest.raises(msgspec.ValidationError, match=re.escape(refusal)):
         decode_written(text, Whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (
+            b'{"parts": {"V": {"t": {"axis": 0}}, "W.b": {"t": {"axis": 1}, "u": {"axis": "x"}}}}',
+            "$.parts.W.b.u.axis",
+        ),
+        (b'{"parts": {"V": {}, "W": 3}}', "$.parts.W"),
+        (b'{"groups": [{"a": 1}, {"a": 1, "b": 1.5}]}', "$.groups[1].b"),
+        (b'{"name": 3}', "$.name"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_the_names_that_lead_to_it(text: bytes, place: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=re.escape(f" - at `{place}`")):
+        decode_written(text, Whole)
