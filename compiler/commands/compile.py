@@ -191,7 +191,7 @@ def _print_summary(compilation: Compilation, out: Path, warnings: list[str]) -> 
     methods = [choice.method for choice in compilation.strategy.parameters.values()]
     if compilation.plan.replicas > 1 or compilation.plan.asynchronous or not compilation.strategy.has_meshes:
         method_counts = ", ".join(f"{methods.count(m)} by {m}" for m in dict.fromkeys(methods))
-        note(f"parameters: {method_counts}")
+        note(f"parameters: {method_counts or 'none that a gradient changes'}")
     _print_mesh(compilation)
     _print_compared(compilation)
     if compilation.partitions is not None:

@@ -265,6 +265,18 @@ def test_draws_that_cannot_be_followed_are_refused(tmp_path: Path) -> None:
         partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("image"), tmp_path / "train.onnx")
 
 
+def test_an_optimizer_of_other_parameters_is_refused(tmp_path: Path) -> None:
+    module = nn.Linear(4, CLASSES)
+    inputs = (torch.randn(BATCH, 4), torch.randint(0, CLASSES, (BATCH,)))
+    foreign = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+
+    with pytest.raises(BadUsage, match=r"(?s)SGD changes no parameter.*torch.optim.SGD\(module.parameters"):
+        partc.torch.export_step(module, cross_entropy, foreign, inputs, tmp_path / "train.onnx")
+    own = torch.optim.SGD(module.requires_grad_(False).parameters(), 0.1)
+    with pytest.raises(BadUsage, match="let some of them require a gradient"):
+        partc.torch.export_step(module, cross_entropy, own, inputs, tmp_path / "train.onnx")
+
+
 def test_inputs_that_the_loss_does_not_name_are_refused(tmp_path: Path) -> None:
     module = TextNet()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)

@@ -41,6 +41,7 @@ def export_step(
     """
     _require_torch()
     _check_types(module, loss, optimizer, example_inputs)
+    _check_trains(module, optimizer)
     from partc.compiler.importing.torch_step.compare_steps import compare_steps
     from partc.compiler.importing.torch_step.trace_step import trace_step
 
@@ -80,6 +81,22 @@ def _check_types(module: object, loss: object, optimizer: object, example_inputs
     ):
         if not is_right:
             raise BadUsage(f"{name} is not {kind}", at=f"export_step({name}=...)", fix=f"give {kind}")
+
+
+def _check_trains(module: "torch.nn.Module", optimizer: "torch.optim.Optimizer") -> None:
+    """Refuse an optimizer that changes nothing of the module. Raises BadUsage."""
+    trainable = {id(value) for value in module.parameters() if value.requires_grad}
+    if any(id(value) in trainable for group in optimizer.param_groups for value in group["params"]):
+        return
+    name = type(optimizer).__name__
+    fix = f"make it of the module's own: torch.optim.{name}(module.parameters(), ...)"
+    if not trainable:
+        fix = "give a module with parameters, and let some of them require a gradient"
+    raise BadUsage(
+        f"{name} changes no parameter of the module: the step would train nothing",
+        at="export_step(optimizer=...)",
+        fix=fix,
+    )
 
 
 def _input_names(loss: "LossFunction", count: int) -> list[str]:

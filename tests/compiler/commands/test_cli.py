@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from partc.compiler.commands.cli import COMMANDS, app_for
 from partc.compiler.verification.ranks import Ranks, launch_in_process
 from partc.compiler.verification.verify import verify
+from tests.builders.graphs.foreign_steps import parse, with_zeros
 from tests.checks.command_line import EXAMPLES, MLP, PAIR, done, hashes_of, make_mlp, partc, refused
 
 
@@ -143,6 +144,19 @@ def test_compile_says_what_it_decided_and_where_the_report_is(folder: Path, tmp_
     assert re.fullmatch(r"2 ranks, [\d.]+ ms/step predicted -> .*out", lines[3])
     assert lines[4].startswith(f"report: {tmp_path / 'out' / 'report.html'}")
     assert hashes_of(tmp_path / "out") == hashes_of(folder / "out")
+
+
+def test_compile_says_that_no_parameter_changes(tmp_path: Path) -> None:
+    kept = """step (float[8,4] x, float[4,3] W) => (float loss, float[4,3] W_next) {
+        y = MatMul (x, W)
+        loss = ReduceMean <keepdims = 0> (y)
+        W_next = Identity (W)
+    }"""
+    onnx.save(with_zeros(parse(kept), "W"), tmp_path / "kept.onnx")
+
+    shown = done("compile", tmp_path / "kept.onnx", "--state", "W=W_next", "-c", PAIR, "-o", tmp_path / "out")
+
+    assert shown.splitlines()[0] == "parameters: none that a gradient changes"
 
 
 @pytest.mark.parametrize("strategy", ["hybrid", "allreduce", "ps"])
