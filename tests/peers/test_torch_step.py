@@ -281,5 +281,29 @@ def test_inputs_that_the_loss_does_not_name_are_refused(tmp_path: Path) -> None:
     module = TextNet()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
-    with pytest.raises(BadUsage, match="fix: write loss"):
+    with pytest.raises(BadUsage, match="fix: give one example input for each argument"):
         partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text")[:1], tmp_path / "t.onnx")
+
+
+class SquaredError(nn.Module):
+    def forward(self, model: "nn.Module", x: "torch.Tensor", target: "torch.Tensor") -> "torch.Tensor":
+        return functional.mse_loss(model(x), target)
+
+
+def squared_error(model: "nn.Module", *inputs: "torch.Tensor") -> "torch.Tensor":
+    return functional.mse_loss(model(inputs[0]), inputs[1])
+
+
+@pytest.mark.parametrize(
+    ("loss", "names"), [(SquaredError(), ["x", "target"]), (squared_error, ["inputs_0", "inputs_1"])]
+)
+def test_a_loss_may_be_a_module_or_take_any_number_of_inputs(
+    tmp_path: Path, loss: object, names: list[str]
+) -> None:
+    module = nn.Linear(4, CLASSES)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    inputs = (torch.randn(BATCH, 4), torch.randn(BATCH, CLASSES))
+
+    model = partc.torch.export_step(module, loss, optimizer, inputs, tmp_path / "train.onnx")
+
+    assert list(import_training_graph(model).data_inputs) == names

@@ -35,9 +35,9 @@ def export_step(
     """Write train.onnx: forward, backward and update of `module`, as `optimizer` would do it.
 
     `loss(model, *inputs)` calls `model` as the module is called and returns a scalar; its argument
-    names become the names of the data inputs, and `example_inputs` are their values, with the sizes
-    that are exported. `sample_axes` says along which axis an input's samples lie (None: along none).
-    Two steps are taken in PyTorch and in onnxruntime. Raises BadUsage, UnsupportedModel.
+    names become the names of the data inputs (of `*inputs`: inputs_0, ...), and `example_inputs` are their
+    values, with the sizes that are exported. `sample_axes` says along which axis an input's samples lie
+    (None: along none). Two steps are taken in PyTorch and in onnxruntime. Raises BadUsage, UnsupportedModel.
     """
     _require_torch()
     _check_types(module, loss, optimizer, example_inputs)
@@ -100,12 +100,22 @@ def _check_trains(module: "torch.nn.Module", optimizer: "torch.optim.Optimizer")
 
 
 def _input_names(loss: "LossFunction", count: int) -> list[str]:
-    names = list(inspect.signature(loss).parameters)[1:]
+    """Name the data inputs as the loss's arguments behind the model; of `*inputs` inputs_0."""
+    import torch
+
+    names: list[str] = []
+    function = loss.forward if isinstance(loss, torch.nn.Module) else loss
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{number}" for number in range(count - len(names))]
     if len(names) != count:
         raise BadUsage(
             f"{count} example inputs for a loss of {len(names)} inputs {names}",
             at="partc.torch.export_step",
-            fix="write loss(model, *inputs) with one named argument per example input",
+            fix="give one example input for each argument of the loss behind the model, as in "
+            "def loss(model, x, labels) with [x, labels]",
         )
     return names
 
