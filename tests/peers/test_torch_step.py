@@ -204,6 +204,29 @@ def test_an_optimizer_that_reads_its_counts_as_numbers_is_refused(tmp_path: Path
         partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("text"), tmp_path / "train.onnx")
 
 
+def test_a_loss_that_reads_a_value_as_a_number_is_refused_and_not_the_optimizer(tmp_path: Path) -> None:
+    module = TextNet()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+
+    def scaled(model: "nn.Module", x: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+        value = cross_entropy(model, x, labels)
+        return value / value.item()
+
+    with pytest.raises(UnsupportedModel, match=r"(?s)export_step, the loss.*fix: use tensor ops"):
+        partc.torch.export_step(module, scaled, optimizer, inputs_of("text"), tmp_path / "train.onnx")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"), [("LBFGS", {}), ("SparseAdam", {}), ("Adam", {"capturable": True})]
+)
+def test_an_optimizer_that_takes_no_step_is_refused(tmp_path: Path, optimizer: str, options: dict) -> None:
+    module = TextNet()
+    made = getattr(torch.optim, optimizer)(module.parameters(), **options)
+
+    with pytest.raises(UnsupportedModel, match=rf"(?s){optimizer} takes no step.*{optimizer}.step.*fix: use"):
+        partc.torch.export_step(module, cross_entropy, made, inputs_of("text"), tmp_path / "train.onnx")
+
+
 def test_a_step_that_onnx_runtime_has_no_kernel_for_is_refused(tmp_path: Path) -> None:
     from partc.torch import export_step
 

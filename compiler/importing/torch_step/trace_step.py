@@ -7,6 +7,7 @@ as PyTorch computes it.
 """
 
 import copy
+import traceback
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,7 +86,7 @@ def trace_step(
             whole = functionalize(step, remove="mutations_and_views")
             graph = make_fx(whole, decomposition_table=table)(*inputs, *variables.values())
     except RuntimeError as error:
-        if (refusal := _refusal(str(error), optimizer)) is None:
+        if (refusal := _refusal(error, optimizer)) is None:
             raise
         raise refusal from error
     finally:
@@ -94,13 +95,18 @@ def trace_step(
     return TracedStep(graph, tuple(inputs), variables, tuple(start))
 
 
-def _refusal(message: str, optimizer: torch.optim.Optimizer) -> UnsupportedModel | None:
+def _refusal(error: RuntimeError, optimizer: torch.optim.Optimizer) -> UnsupportedModel | None:
     """Return what PyTorch means where it cannot trace a step; None: another fault."""
+    message = str(error)
     if "tracing tensor" in message:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        is_of_optimizer = any(frame.f_code is _run_update.__code__ for frame in frames)
         return UnsupportedModel(
             "the step reads the value of a tensor as a number, which a graph cannot",
-            at=f"partc.torch.export_step, the loss or {type(optimizer).__name__}.step",
-            fix="use an optimizer that counts in tensors, such as AdamW, and tensor ops in place of .item()",
+            at=f"partc.torch.export_step, {_step_of(optimizer) if is_of_optimizer else 'the loss'}",
+            fix="use an optimizer that counts in tensors, such as AdamW"
+            if is_of_optimizer
+            else "use tensor ops in place of .item(), float() and conditions on values",
         )
     if "functorch transform" in message or "does not require grad" in message:
         return UnsupportedModel(
@@ -197,12 +203,31 @@ def _first_slots(
         trial_optimizer.state[values[name]] = kept[name]
         values[name].data.zero_()
         values[name].grad = torch.zeros_like(values[name])
-    with callers_code():
-        trial_optimizer.step()
+    _take_first_step(trial_optimizer)
     return {
         name: {key: _counted_in(trained[name].dtype, value) for key, value in kept[name].first.items()}
         for name in trained
     }
+
+
+def _take_first_step(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step. Raises UnsupportedModel where an optimizer of PyTorch's takes none."""
+    try:
+        with callers_code():
+            optimizer.step()
+    except Exception as error:
+        if not type(optimizer).__module__.startswith("torch.optim"):
+            raise
+        raise UnsupportedModel(
+            f"{type(optimizer).__name__} takes no step of dense gradients on the CPU: {error}",
+            at=f"partc.torch.export_step, {_step_of(optimizer)}",
+            fix="use one whose step() needs no closure, takes dense gradients and is not capturable, "
+            "such as AdamW",
+        ) from error
+
+
+def _step_of(optimizer: torch.optim.Optimizer) -> str:
+    return f"{type(optimizer).__name__}.step"
 
 
 def _counted_in(dtype: torch.dtype, value: torch.Tensor) -> torch.Tensor:
