@@ -288,6 +288,26 @@ def test_draws_that_cannot_be_followed_are_refused(tmp_path: Path) -> None:
         partc.torch.export_step(module, cross_entropy, optimizer, inputs_of("image"), tmp_path / "train.onnx")
 
 
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    [
+        (lambda x: torch.bernoulli(torch.full_like(x, 0.5)), "draws with aten.bernoulli.default"),
+        (lambda x: torch.normal(0.0, 1.0, x.shape), "draws with aten.normal"),
+        (lambda x: torch.randint(0, 2, x.shape), "draws with aten.randint"),
+    ],
+)
+def test_a_draw_that_cannot_be_followed_is_named(tmp_path: Path, draw: object, told: str) -> None:
+    module = nn.Linear(4, CLASSES)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    inputs = (torch.randn(BATCH, 4), torch.randint(0, CLASSES, (BATCH,)))
+
+    def noisy(model: "nn.Module", x: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+        return functional.cross_entropy(model(x * draw(x)), labels)
+
+    with pytest.raises(UnsupportedModel, match=rf"{told}(?s:.)*fix: draw with nn.Dropout"):
+        partc.torch.export_step(module, noisy, optimizer, inputs, tmp_path / "train.onnx")
+
+
 def test_an_optimizer_of_other_parameters_is_refused(tmp_path: Path) -> None:
     module = nn.Linear(4, CLASSES)
     inputs = (torch.randn(BATCH, 4), torch.randint(0, CLASSES, (BATCH,)))

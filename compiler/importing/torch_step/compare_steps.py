@@ -5,7 +5,7 @@ for Bernoulli draws, which the exporter writes as uniform ones that are compared
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,16 @@ _UNIFORM_OR_NORMAL = (aten.rand.default, aten.rand_like.default, aten.randn.defa
 
 
 class RecordedDraws(TorchDispatchMode):  # type: ignore[misc]  # untyped where torch is missing
-    """While it is active, every draw is kept in `draws`, in order."""
+    """While it is active, every draw is kept in `draws`, in order, and in `unknown` what else may draw."""
 
     def __init__(self) -> None:
         super().__init__()
         self.draws: list[torch.Tensor] = []
+        self.unknown: list[str] = []
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,  # an OpOverload, untyped where torch is missing
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -50,6 +51,8 @@ class RecordedDraws(TorchDispatchMode):  # type: ignore[misc]  # untyped where t
         result = func(*args, **(kwargs or {}))
         if func in _UNIFORM_OR_NORMAL:
             self.draws.append(result.detach().clone())
+        elif torch.Tag.nondeterministic_seeded in func.tags:
+            self.unknown.append(str(func))
         return result
 
     def _is_below(self, like: torch.Tensor, chance: float) -> torch.Tensor:
@@ -86,7 +89,7 @@ def compare_steps(
     module.train()
     for step in range(1, STEPS + 1):
         expected = _step(module, loss, optimizer, traced)
-        draws = _draws_by_input(drawn, expected.draws)
+        draws = _draws_by_input(drawn, expected.recorded)
         value, *renewed = session.run(outputs, {**data, **draws, **values})
         values = dict(zip(traced.variables, renewed, strict=True))
         _compare("loss", value, expected.loss, step)
@@ -112,9 +115,9 @@ def _open(model: onnx.ModelProto) -> ort.InferenceSession:
 class _Expected:
     """What PyTorch has after a step; `noise` marks elements whose gradient is rounding noise."""
 
-    def __init__(self, loss: torch.Tensor, draws: Sequence[torch.Tensor]) -> None:
+    def __init__(self, loss: torch.Tensor, recorded: RecordedDraws) -> None:
         self.loss = loss.detach()
-        self.draws = draws
+        self.recorded = recorded
         self.values: dict[str, torch.Tensor] = {}
         self.noise: dict[str, np.ndarray] = {}
 
@@ -128,7 +131,7 @@ def _step(
     value.backward()
     with callers_code():
         optimizer.step()
-    expected_step = _Expected(value, recorded.draws)
+    expected_step = _Expected(value, recorded)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     gradients = {name: parameters[name].grad for name in traced.parameters}
     largest = max(float(g.abs().max()) for g in gradients.values() if g is not None and g.numel())
@@ -150,12 +153,18 @@ def _untouched_rows(size: np.ndarray) -> np.ndarray:
     return np.broadcast_to((size == 0).all(axis=tuple(range(1, size.ndim)), keepdims=True), size.shape)
 
 
-def _draws_by_input(drawn: Sequence[DrawnInput], draws: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
+def _draws_by_input(drawn: Sequence[DrawnInput], recorded: RecordedDraws) -> dict[str, np.ndarray]:
     """Return what PyTorch drew by the exported step's inputs: both are in the order of the forward pass."""
+    draws = recorded.draws
     if [entry.shape for entry in drawn] != [tuple(draw.shape) for draw in draws]:
+        found = (
+            f"PyTorch draws with {', '.join(dict.fromkeys(recorded.unknown))}, which cannot be followed"
+            if recorded.unknown
+            else f"PyTorch draws random numbers {len(draws)} times, the exported step {len(drawn)} times, "
+            "or in other shapes"
+        )
         raise UnsupportedModel(
-            f"PyTorch draws random numbers {len(draws)} times, the exported step {len(drawn)} times, "
-            "or in other shapes",
+            found,
             at="partc.torch.export_step, the exported step in onnxruntime",
             fix="draw with nn.Dropout, torch.rand_like or torch.randn_like alone, in the forward pass",
         )
