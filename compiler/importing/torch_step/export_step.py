@@ -48,7 +48,10 @@ def export_step(
     names = _input_names(loss, len(example_inputs))
     loss = callers_function(loss)
     traced = trace_step(module, loss, optimizer, example_inputs)
-    model = _export(traced, names)
+    try:
+        model = _export(traced, names)
+    except UnsupportedModel as refusal:
+        raise _blame(refusal, module, loss, optimizer, example_inputs, names) from refusal
     compare_steps(model, traced, names, module, loss, optimizer)
     state = {name: _next(name) for name in traced.variables}
     bindings = Bindings(state=state, loss="loss", sample_axes=dict(sample_axes or {}))
@@ -157,6 +160,32 @@ def _export(traced: "TracedStep", names: Sequence[str]) -> onnx.ModelProto:
         array = value.detach().contiguous().numpy()
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     return model
+
+
+def _blame(
+    refusal: UnsupportedModel,
+    module: "torch.nn.Module",
+    loss: "LossFunction",
+    optimizer: "torch.optim.Optimizer",
+    example_inputs: "Sequence[torch.Tensor]",
+    names: Sequence[str],
+) -> UnsupportedModel:
+    """Return the refusal of a step as the optimizer's fault, where with SGD it can be exported."""
+    import torch
+
+    from partc.compiler.importing.torch_step.trace_step import trace_step
+
+    trained = [value for value in module.parameters() if value.requires_grad]
+    try:
+        _export(trace_step(module, loss, torch.optim.SGD(trained, lr=0.1), example_inputs), names)
+    except UnsupportedModel:
+        return refusal
+    name = type(optimizer).__name__
+    return UnsupportedModel(
+        refusal.what,
+        at=f"partc.torch.export_step, {name}.step",
+        fix=f"use another optimizer than {name}, such as AdamW",
+    )
 
 
 def _innermost(error: BaseException) -> str:
