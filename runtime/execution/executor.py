@@ -28,6 +28,7 @@ from partc.runtime.plan.program import (
     Wait,
     instructions_of,
     members_of,
+    place_of,
 )
 from partc.runtime.transports.communication import ROW_KINDS, Part, part_of, stays_the_same
 from partc.runtime.transports.sum_levels import by_host
@@ -235,6 +236,6 @@ def diverged(plan: Plan, rank: Rank, executor: Executor, step: int) -> Diverged:
     """Return the error of a rank whose loss is not finite. Steps count from 1."""
     return Diverged(
         f"the loss is {loss_of(plan, executor.environment)} in step {step}",
-        at=f"rank {rank.rank} (replica {rank.replica} on {rank.host}/{rank.device})",
+        at=f"rank {rank.rank} (replica {rank.replica} on {place_of(rank.host, rank.device)})",
         fix="lower the learning rate or check the data; `--on-nan continue` goes on regardless",
     )

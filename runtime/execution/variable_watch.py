@@ -16,7 +16,7 @@ import numpy as np
 from partc.runtime.errors import Diverged
 from partc.runtime.execution.environment import Environment
 from partc.runtime.jobs.results import copies_of, owners_of
-from partc.runtime.plan.program import Plan, Rank, rounding_of
+from partc.runtime.plan.program import Plan, Rank, place_of, rounding_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -66,7 +66,7 @@ class VariableWatch:
         rank = self._rank
         return Diverged(
             f"parameter {parameter.name!r} is not finite {when}: {lost} of {array.size} elements",
-            at=f"rank {rank.rank} ({rank.host}/{rank.device})",
+            at=f"rank {rank.rank} ({place_of(rank.host, rank.device)})",
             fix=f"{_AT_FLOAT16 if self._rounds_to == 'float16' else ''}lower the learning rate, or clip the "
             "gradients; `--on-nan continue` goes on regardless",
         )

@@ -55,7 +55,7 @@ from partc.runtime.jobs.step_outputs import OutputLog
 from partc.runtime.log import configure_log
 from partc.runtime.plan.members import leaders_of
 from partc.runtime.plan.plan_folder import PlanFolder, open_plan_folder
-from partc.runtime.plan.program import Output, Plan, Rank, instructions_of
+from partc.runtime.plan.program import Output, Plan, Rank, instructions_of, place_of
 from partc.runtime.supervision.messages import Position
 from partc.runtime.supervision.pulse import Pulse, failure_of
 from partc.runtime.supervision.track import Track
@@ -157,7 +157,7 @@ class Daemon:
     def describe(self) -> str:
         """Say where this rank is, for messages."""
         at = self.position().at
-        place = f"{self._rank.host}/{self._rank.device}"
+        place = place_of(self._rank.host, self._rank.device)
         return f"rank {self._rank.rank} ({place}), step {self._step_of_training}, {at}"
 
     def position(self) -> Position:

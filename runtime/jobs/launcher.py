@@ -21,6 +21,7 @@ from partc.runtime.errors import PartcError, RankFailed, Stopped
 from partc.runtime.jobs.job import JobMessage, Notice
 from partc.runtime.log import log as records
 from partc.runtime.log import printable
+from partc.runtime.plan.program import place_of
 from partc.runtime.supervision.lost_keepers import LostKeepers, follows_from_mpi
 from partc.runtime.supervision.messages import Ended
 from partc.runtime.supervision.roster import Trouble, how
@@ -265,7 +266,7 @@ def error_of(trouble: Trouble, log: Path, counted: str = "") -> PartcError:
         kind = getattr(errors, failure.kind, RankFailed)
         error: PartcError = kind(failure.what, at=failure.at, fix=failure.fix)
     else:
-        place = f"{cause.host}/{cause.device}" if cause.device else cause.host
+        place = place_of(cause.host, cause.device) if cause.device else cause.host
         error = RankFailed(
             f"{cause.member} {cause.reason}",
             at=", ".join(

@@ -249,6 +249,11 @@ class Rank(Record, frozen=True):
     pieces: tuple[VariablePiece, ...]  # of variables, that it keeps from step to step
 
 
+def place_of(host: str, device: str) -> str:
+    """Name a device with its host, for messages: most devices' names begin with that."""
+    return device if device.startswith(f"{host}/") else f"{host}/{device}"
+
+
 class SessionWorker(Record, frozen=True):
     """A worker of asynchronous training, and the device that takes the place of the plan's one worker."""
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from partc.runtime.asynchronous.sessions.messages import SessionMessage
 from partc.runtime.plan.plan_folder import PlanFolder
-from partc.runtime.plan.program import Plan, Rank
+from partc.runtime.plan.program import Plan, Rank, place_of
 
 SESSION_HOST = "session"
 
@@ -83,4 +83,4 @@ def with_workers(plan: Plan, workers: int) -> Plan:
 def describe_worker(plan: Plan, worker: int) -> str:
     """Say which worker this is, for messages."""
     place = plan.asynchronous[worker]
-    return f"worker {worker} ({place.host}/{place.device})"
+    return f"worker {worker} ({place_of(place.host, place.device)})"

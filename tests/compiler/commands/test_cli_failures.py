@@ -128,7 +128,7 @@ def test_a_nan_loss_stops_and_names_the_step_and_the_rank(poisoned: Path, option
 
     assert answer.code == 2
     assert "the loss is nan in step 3: the data holds nan" in answer.error
-    assert "at:  rank 1 (replica 1 on host1/host1/cpu0); " in answer.error
+    assert "at:  rank 1 (replica 1 on host1/cpu0); " in answer.error
     assert f"nan.npz: array 'x', element [{(2 * 4 + 2) * share}, 0]" in answer.error
     assert "fix: correct that data" in answer.error
     assert not (poisoned / "out" / "trained.safetensors").exists()

@@ -175,7 +175,7 @@ def test_a_worker_that_dies_always_is_given_up(additive: PlanFolder) -> None:
 
     result = Runner(additive).train(data, 8, worker_restarts=1)
 
-    assert result.lost_workers == ("worker 1 (host0/host0/cpu1) died: signal 9 (SIGKILL)",)
+    assert result.lost_workers == ("worker 1 (host0/cpu1) died: signal 9 (SIGKILL)",)
     (batch,) = whole_batches(additive, steps=1)
     assert_equal(result.variables, train_steps(additive, [batch] * 8, [8, 2]))
 

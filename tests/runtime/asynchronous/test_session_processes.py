@@ -62,7 +62,7 @@ def test_the_killing_of_a_worker_stops_no_other_and_is_reported(additive: PlanFo
 
     result = Runner(additive).train(data, 12, staleness=1, timeout_s=60, on_progress=seen.append)
 
-    assert result.lost_workers == ("worker 1 (host0/host0/cpu1) died: signal 9 (SIGKILL)",)
+    assert result.lost_workers == ("worker 1 (host0/cpu1) died: signal 9 (SIGKILL)",)
     assert (seen[-1].step, seen[-1].steps) == (12, 12)
     assert [output["loss"].shape for output in result.outputs] == [(1,)] * 12
     assert sum(result.missed_pushes.values()) == 12 + 2
@@ -72,14 +72,14 @@ def test_the_killing_of_a_worker_stops_no_other_and_is_reported(additive: PlanFo
     rest = [{name: np.concatenate([array, array]) for name, array in one.items()}] * 5
     for name, expected in train_in_turn(additive, [*both, *rest]).items():
         np.testing.assert_array_equal(result.variables[name], expected)
-    assert "worker 1 (host0/host0/cpu1) died" in (additive.path / "run.log").read_text()
+    assert "worker 1 (host0/cpu1) died" in (additive.path / "run.log").read_text()
     assert list(additive.path.glob(".run-*")) == []
 
 
 def test_a_worker_that_leaves_with_exit_code_0_is_lost_as_others_are(additive: PlanFolder) -> None:
     result = Runner(additive).train(data_of_workers_that_end("os._exit(0)"), 6, timeout_s=60)
 
-    assert result.lost_workers == ("worker 1 (host0/host0/cpu1) died: exit code 0, without a report",)
+    assert result.lost_workers == ("worker 1 (host0/cpu1) died: exit code 0, without a report",)
     assert len(result.outputs) == 6
 
 
@@ -219,7 +219,7 @@ def test_the_death_of_a_remote_worker_stops_no_other(ssh: Path) -> None:
 
     result = Runner(folder, addresses={"host0": "127.0.0.2"}).train(data, 8, timeout_s=60)
 
-    assert [lost.split(" died")[0] for lost in result.lost_workers] == ["worker 1 (host0/host0/cpu1)"]
+    assert [lost.split(" died")[0] for lost in result.lost_workers] == ["worker 1 (host0/cpu1)"]
     assert len(result.outputs) == 8
 
 
