@@ -123,7 +123,7 @@ def check_fit(option: str, patterns: Iterable[str], names: Sequence[str], which:
             raise BadUsage(
                 f"no parameter{which} has a name that fits {pattern!r}",
                 at=option,
-                fix=f"use patterns for some of {some_of(sorted(names))}",
+                fix=f"use patterns for some of {some_of(sorted(map(pattern_of, names)))}",
             )
 
 

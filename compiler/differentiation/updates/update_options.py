@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from partc.compiler.differentiation.parameters.choose_parameters import pattern_of
 from partc.compiler.differentiation.updates.check_settings import COUNT, FRACTION, NOT_NEGATIVE, check_setting
 from partc.compiler.differentiation.updates.clipping import Clipping
 from partc.compiler.differentiation.updates.loss_scaling import LossScale
@@ -57,7 +58,7 @@ def optimizers_of(
             raise BadUsage(
                 f"no parameter's name fits {','.join(group.patterns)!r}",
                 at="--no-decay or --group",
-                fix=f"use patterns for some of {some_of(sorted(names))}",
+                fix=f"use patterns for some of {some_of(sorted(map(pattern_of, names)))}",
             )
     group_optimizers = [group.apply_to(optimizer) for group in groups]
     optimizer_of = {}

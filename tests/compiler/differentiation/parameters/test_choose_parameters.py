@@ -9,7 +9,7 @@ from onnx import numpy_helper
 
 from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.forward.rebatch import BatchSize
-from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
+from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice, check_fit
 from partc.compiler.differentiation.updates.loss_scaling import StaticScale
 from partc.compiler.differentiation.updates.optimizers import SGD, Momentum
 from partc.compiler.differentiation.updates.update_options import UpdateOptions
@@ -121,6 +121,14 @@ def test_patterns_that_mean_nothing_are_refused(
     assert what in error.value.what
     assert at in error.value.at
     assert fix in error.value.fix
+
+
+def test_the_patterns_that_a_refusal_offers_fit_names_with_commas() -> None:
+    with pytest.raises(BadUsage) as error:
+        check_fit("--train", ("w", "1"), ["w,1", "v[0]"])
+
+    assert error.value.fix == "use patterns for some of 'v[[]0]', 'w?1'"
+    check_fit("--train", ("v[[]0]", "w?1"), ["w,1", "v[0]"])
 
 
 def test_a_loss_of_constants_alone_is_told_how_to_train_one() -> None:
