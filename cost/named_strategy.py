@@ -150,8 +150,10 @@ def parse_named(text: str) -> NamedStrategy | None:
                 fix="write words such as data=2, tensor=4, pipeline=2, microbatches=8 and fsdp, with commas "
                 "between them",
             )
-        if equals and sizes.setdefault(axis, int(value)) != int(value):
+        if equals and axis in sizes:
             raise BadUsage(f"two sizes of {axis}", at=f"--strategy {text}", fix="name each axis once")
+        if equals:
+            sizes[axis] = int(value)
     names = {name for name, _, _ in words}
     stages, microbatches = sizes.pop("pipeline", 1), sizes.pop("microbatches", None)
     workers = sizes.pop(WORKERS, None)

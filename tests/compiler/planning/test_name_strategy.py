@@ -140,6 +140,7 @@ def test_a_name_is_written_as_an_ordinary_strategy(tmp_path: Path) -> None:
         ("tensor=two", BadUsage, "no strategy"),
         ("tensor=2,rows=2", BadUsage, "no strategy"),
         ("tensor=2,tensor=4", BadUsage, "two sizes of tensor"),
+        ("data=2,data=2", BadUsage, "two sizes of data"),
         ("data=2,replicas=4", BadUsage, "two sizes of data"),
         ("replicas=3", BadUsage, "does not make a grid of 4 workers"),
         ("layerwise,tensor=2", BadUsage, "no strategy"),
