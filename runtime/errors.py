@@ -226,12 +226,12 @@ def _own_frame(error: Exception) -> str:
 def naming(file: object, *kinds: type[PartcError]) -> Iterator[None]:
     """Let errors of these kinds say which file they are about, where they do not yet.
 
-    `file`: a path; anything else names no file.
+    `file`: a path; anything else names no file. What is about an option of the command is about no file.
     """
     try:
         yield
     except kinds as error:
-        if not isinstance(file, str | Path) or str(file) in error.at:
+        if not isinstance(file, str | Path) or str(file) in error.at or error.at.startswith("--"):
             raise
         raise type(error)(error.what, at=f"{file}: {error.at}", fix=error.fix) from error
 

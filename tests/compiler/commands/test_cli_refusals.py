@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.checks.command_line import CLUSTER, refused
+from tests.checks.command_line import CLUSTER, partc, refused
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
@@ -129,6 +129,12 @@ def test_a_wrong_command_is_refused(folder: Path, command: str, what: str, fix: 
 def test_an_empty_value_is_not_an_option_left_out(folder: Path, command: str, option: str) -> None:
     for words in ((option, ""), (f"{option}=",)):
         refused(*command.split(), *words, what="an empty value", at=option, fix="leave it out")
+
+
+def test_an_unknown_strategy_is_a_mistake_of_the_option_and_not_of_the_graph(folder: Path) -> None:
+    answer = partc("compile", "train.onnx", "-c", CLUSTER, "-o", "new", "--strategy", "tensr=2")
+
+    assert "\n  at:  --strategy\n" in answer.error
 
 
 def test_sums_over_replicas_are_refused_by_what_leaves_one_batch(folder: Path) -> None:
