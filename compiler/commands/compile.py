@@ -31,7 +31,7 @@ from partc.compiler.commands.results.plans import ComparedStrategy, Compiled, De
 from partc.compiler.comparison.what_if_rows import what_if_lines
 from partc.compiler.compilation import Compilation
 from partc.compiler.machines.this_machine import unusable_gpus
-from partc.compiler.options import SEARCH_BUDGET, Options, Partitioner, SearchOptions
+from partc.compiler.options import PLACED, SEARCH, SEARCH_BUDGET, Options, Partitioner, SearchOptions
 from partc.compiler.planning.choose_reading import are_of_outputs
 from partc.compiler.planning.stopwatch import paused_collection
 from partc.compiler.report.choices.describe_mesh import describe_grid
@@ -81,6 +81,7 @@ def compile_command(
     decisions_only: arguments.DecisionsOnly = False,
 ) -> None:
     """Spread a training step over a cluster: segments, plan, report."""
+    _refuse_without_search(strategy, budget, seed, method, proposals, together)
     refuse_without("--min-partitions", min_partitions, "--search-partitions", search_partitions is not None)
     least = 1 if min_partitions is None else min_partitions
     options = Options(
@@ -111,6 +112,21 @@ def compile_command(
     warnings = _warnings(compilation)
     _print_summary(compilation, out, warnings)
     answer(_record(compilation, out, warnings))
+
+
+def _refuse_without_search(strategy: str, *settings: object) -> None:
+    """Refuse settings of a search where none is asked for. Raises BadUsage."""
+    own = {
+        "--budget": SEARCH_BUDGET,
+        "--seed": 0,
+        "--method": "auto",
+        "--proposals": None,
+        "--together": None,
+    }
+    of_placement = ("--budget", "--seed", "--proposals")
+    for (option, default), value in zip(own.items(), settings, strict=True):
+        is_read = strategy == SEARCH or (strategy == PLACED and option in of_placement)
+        refuse_without(option, None if value == default else value, f"--strategy {SEARCH}", is_read)
 
 
 def _show_priced(done: int, total: int, following: str) -> None:

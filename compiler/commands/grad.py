@@ -1,7 +1,7 @@
 """The command `partc grad`: forward.onnx -> train.onnx."""
 
 from partc.compiler.commands.arguments import grad_arguments as arguments
-from partc.compiler.commands.arguments.parse_options import parse_batch_size
+from partc.compiler.commands.arguments.parse_options import parse_batch_size, refuse_without
 from partc.compiler.commands.arguments.parse_update_options import (
     parse_groups,
     parse_loss_scale,
@@ -52,6 +52,11 @@ def grad_command(
 ) -> None:
     """Differentiate a forward graph: loss, gradients, clipping, updates."""
     check_output_file(out, (forward,))
+    settings = parse_optimizer(optimizer, lr, set_optimizer, weight_decay)
+    cross_entropy = "softmax_cross_entropy"
+    refuse_without("--ignore-index", ignore_index, f"--loss {cross_entropy}", loss == cross_entropy)
+    refuse_without("--seed", seed or None, "--reinit", reinit)
+    refuse_without("--no-decay", no_decay or None, "--weight-decay", settings.weight_decay > 0)
     update = UpdateOptions(
         clipping=Clipping(clip_value, clip_norm, clip_global_norm),
         schedule=parse_schedule(schedule),
@@ -61,7 +66,6 @@ def grad_command(
         ema=ema,
         loss_scale=parse_loss_scale(loss_scale),
     )
-    settings = parse_optimizer(optimizer, lr, set_optimizer, weight_decay)
     lines: list[str] = []
     with working_on("differentiating"), naming(forward, InputError):
         step = build_training_graph(

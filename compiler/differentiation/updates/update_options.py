@@ -51,14 +51,22 @@ class ParameterGroup:
 def optimizers_of(
     parameters: Iterable[str], optimizer: Optimizer, groups: Sequence[ParameterGroup]
 ) -> dict[str, Optimizer]:
-    """Return each parameter's optimizer. Raises BadUsage for a group without parameters."""
+    """Return each parameter's optimizer. Raises BadUsage for a group without parameters of its own."""
     names = list(parameters)
     for group in groups:
-        if not any(group.fits(name) for name in names):
+        fitting = [name for name in names if group.fits(name)]
+        if not fitting:
             raise BadUsage(
                 f"no parameter's name fits {','.join(group.patterns)!r}",
                 at="--no-decay or --group",
                 fix=f"use patterns for some of {some_of(sorted(map(pattern_of, names)))}",
+            )
+        before = groups[: groups.index(group)]
+        if all(any(earlier.fits(name) for earlier in before) for name in fitting):
+            raise BadUsage(
+                f"all parameters that fit {','.join(group.patterns)!r} are in groups before it, which count",
+                at="--no-decay or --group",
+                fix="say all of a parameter in one --group, and the narrower of two groups first",
             )
     group_optimizers = [group.apply_to(optimizer) for group in groups]
     optimizer_of = {}

@@ -109,6 +109,27 @@ pytestmark = pytest.mark.usefixtures("_nothing_is_harmed")
             "--min-partitions says nothing without --search-partitions",
             "--search-partitions as well",
         ),
+        *(
+            (
+                f"compile train.onnx -c out/cluster.json -o new {option}",
+                f"{option.split()[0]} says nothing without --strategy search",
+                "--strategy search as well",
+            )
+            for option in ("--budget 5s", "--seed 4", "--method dp", "--proposals 3", "--together steps")
+        ),
+        (
+            "compile train.onnx -c out/cluster.json -o new --strategy placed --method dp",
+            "--method says",
+            "search",
+        ),
+        (
+            "grad forward.onnx --loss mse --ignore-index 3 -o n.onnx",
+            "says nothing",
+            "softmax_cross_entropy as",
+        ),
+        ("grad forward.onnx --loss mse --seed 3 -o n.onnx", "says nothing", "--reinit as well"),
+        ("grad forward.onnx --loss mse --no-decay * -o n.onnx", "says nothing", "--weight-decay as well"),
+        ("grad forward.onnx --loss mse --group *:lr=1 --group *:lr=2 -o n.onnx", "groups before", "in one"),
         ("executor nowhere", "no job", "partc run"),
         ("executor out", "no job", "partc run"),
     ],
