@@ -74,7 +74,7 @@ class OpConfig(Record, frozen=True, omit_defaults=True):
     op: str
     split: dict[str, int | str] | None = None
     stage: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    devices: tuple[str, ...] = ()
+    devices: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ()
 
 
 class Strategy(Record, frozen=True, omit_defaults=True):
@@ -99,7 +99,7 @@ class Strategy(Record, frozen=True, omit_defaults=True):
     aggregation: Aggregation = Aggregation()
     recompute_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     mesh: dict[str, int] = msgspec.field(default_factory=dict)
-    devices: tuple[str, ...] = ()
+    devices: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ()
     variables: dict[str, dict[str, AxisSplit]] = msgspec.field(default_factory=dict)
     ops: tuple[OpConfig, ...] = ()
     stages: Annotated[int, msgspec.Meta(ge=1)] = 1

@@ -138,6 +138,12 @@ def _operator_entries(analysis: Analysis, strategy: Strategy) -> Iterable[Operat
         named.setdefault(node.name, []).append(node)
     forward = {node.name for node in forward_nodes(analysis.training, analysis.main)}
     for number, config in enumerate(strategy.ops):
+        if config == OpConfig(config.op):
+            raise BadStrategy(
+                f"nothing is asked for {config.op!r}",
+                at=f"ops[{number}]",
+                fix="write its `split`, `stage` or `devices`, or remove the entry",
+            )
         nodes = named.get(config.op) or _matching(analysis, config, forward, f"ops[{number}]")
         yield number, config, nodes
 

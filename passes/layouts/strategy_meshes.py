@@ -28,7 +28,7 @@ def meshes_of(strategy: Strategy, workers: Sequence[str]) -> Meshes:
     """
     meshes: list[Mesh] = []
     names = _axis_names(strategy)
-    _check_number_of_axes(strategy, names)
+    _check_axes(strategy, names)
     _check_fills(strategy, workers)
     if strategy.mesh:
         axes = [(name, strategy.mesh.get(name, 1)) for name in names]
@@ -125,7 +125,13 @@ def _axis_names(strategy: Strategy) -> list[str]:
     return [*names, *(f"axis{number}" for number in range(len(names), most + 1))]
 
 
-def _check_number_of_axes(strategy: Strategy, names: Sequence[str]) -> None:
+def _check_axes(strategy: Strategy, names: Sequence[str]) -> None:
+    if unclear := [name for name in strategy.mesh if not name or "*" in name]:
+        raise BadStrategy(
+            f"a mesh axis {unclear[0]!r}",
+            at="mesh",
+            fix="name axes without `*`, which joins those that split a dimension together",
+        )
     if len(names) <= MOST_AXES:
         return
     at, fix = "mesh", f"name {MOST_AXES} axes at most: leave out those of size 1"

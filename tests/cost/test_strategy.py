@@ -114,6 +114,15 @@ def test_a_name_written_twice_is_refused_where_it_is(tmp_path: Path) -> None:
         read_strategy(path)
 
 
+@pytest.mark.parametrize("entries", ['"devices": []', '"ops": [{"op": "layer1", "devices": []}]'])
+def test_an_empty_list_of_devices_is_refused(entries: str, tmp_path: Path) -> None:
+    path = tmp_path / "strategy.json"
+    path.write_text(f'{{"format": "partc-strategy/2", "batch": "global", {entries}}}')
+
+    with pytest.raises(BadStrategy, match=r"length >= 1(?s:.)*devices"):
+        read_strategy(path)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadStrategy, match="cannot be read"):
         read_strategy(tmp_path / "strategy.json")

@@ -66,6 +66,8 @@ def product(training: Compiled) -> str:
     [
         ({"mesh": {"data": 2, "tensor": 4}}, "a mesh of 2 x 4 on 4 workers", "mesh"),
         ({"mesh": {"data": 4, "tensor": 0}}, "a mesh of 4 x 0 on 4 workers", "mesh"),
+        ({"mesh": {"data": 2, "a*b": 2}}, "a mesh axis 'a*b'", "mesh"),
+        ({"ops": (OpConfig("*"),)}, "nothing is asked for '*'", "ops[0]"),
         (
             {"devices": ("host0/cpu0", "host1/cpu0")},
             "a mesh of 2 x 2 on 2 devices",
