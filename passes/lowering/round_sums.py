@@ -56,7 +56,9 @@ def _terms_of_gradients(
         elif not behind or name in training.results:
             return False
         made = {result.name for reader in behind for result in reader.outputs}
-        return made <= found and all(name in _terms_read(lowered, reader) for reader in behind)
+        return made <= found and all(
+            name in _terms_read(lowered, reader) or _adds(reader, name) for reader in behind
+        )
 
     for node in reversed(nodes):
         found.update(result.name for result in node.outputs if ends_in_gradients(result.name))
@@ -74,3 +76,10 @@ def _terms_read(lowered: LoweredGraph, node: gs.Node) -> set[str]:
         for tensor, layout in zip(node.inputs, lowered.decisions[node.name].inputs, strict=True)
         if isinstance(layout.along(REPLICAS), Partial)
     }
+
+
+def _adds(node: gs.Node, name: str) -> bool:
+    """Tell whether a node adds others to a tensor, summed as it is: rows to a tied table's dense gradient."""
+    if node.op == "ScatterND":
+        return node.attrs.get("reduction") == "add" and node.inputs[0].name == name
+    return node.op in ("Add", "Sum")

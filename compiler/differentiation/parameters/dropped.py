@@ -150,13 +150,24 @@ class _Program:
         if not named:
             return {}
         inputs = inputs_of_program(self._graph)
-        present = named.union(self._operation, self._stored, inputs, folded)
+        present = named.union(self._own_results(), self._stored, inputs, folded)
         gone = {name: _is_arithmetic(name) for name in outputs_of_program(self._graph) if name not in present}
         for node in self._graph.node:
             for name in _data_read(node):
                 if name not in present:
                     gone[name] = gone.get(name, False) or self._may_read_parameter(name, node)
         return gone
+
+    def _own_results(self) -> set[str]:
+        """Return the tensors but those that bear the name of arithmetic and are another operation's.
+
+        The file's outputs keep their names, whatever makes them.
+        """
+        return {
+            name
+            for name, operation in self._operation.items()
+            if not operation or not _is_arithmetic(name) or _name_of(operation) == name
+        }
 
     def _may_read_parameter(self, gone: str, reader: onnx.NodeProto) -> bool:
         """Tell whether an operation that is gone may have read a parameter and another tensor."""
