@@ -23,6 +23,7 @@ import typer
 
 from partc.compiler.commands.command_line.declare import declare
 from partc.compiler.commands.command_line.panels import GroupedGroup
+from partc.compiler.commands.command_line.standard_streams import flush_stdout
 from partc.runtime.callers_code import raising_function
 from partc.runtime.errors import (
     BadData,
@@ -195,7 +196,7 @@ def exit_code_of(command: Callable[[], object], arguments: Sequence[str] = ()) -
     try:
         with one_tree(_is_of_the_parser), _refusing_functions():
             code = command()
-            sys.stdout.flush()
+            flush_stdout()
     except InternalError as error:  # the last resort: an honest word instead of a traceback
         log.debug("an internal error", exc_info=error.__cause__)
         _tell(error, as_json)

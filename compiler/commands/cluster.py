@@ -75,7 +75,7 @@ class MeasuredCluster:
             if not 1 / MOST_RATIO <= predicted_s / sample.seconds <= MOST_RATIO
         )
         return tuple(
-            f"{what}: measure again with nothing else running on these hosts"
+            f"{what}: measure again with nothing else running on these hosts, and a core for each worker"
             for what in (*messages, *together)
         )
 

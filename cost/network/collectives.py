@@ -240,6 +240,8 @@ def all_gather_rows(network: Network, members: Sequence[str], parts: Sequence[fl
     Around a ring, or in steps after which each has the parts of twice as many.
     """
     p, own = len(members), np.array(parts)
+    if p < 2:
+        return ()
     is_power_of_two = p & p - 1 == 0
     if own.sum() >= (LONG_ROWS_BYTES if is_power_of_two else LONG_ODD_ROWS_BYTES):
         return _around(network, members, own, p - 1 + _log2(p))
@@ -302,7 +304,7 @@ def _doubled(parts: Array) -> Array:
     """Return what a power of two of members send in `_doubling`: step by step, all that they have."""
     p = len(parts)
     have = [parts.reshape(-1, 1 << step).sum(axis=1) for step in range(_log2(p))]
-    return np.concatenate([np.repeat(known, p // len(known)) for known in have]) if have else parts[:0]
+    return np.concatenate([np.repeat(known, p // len(known)) for known in have])
 
 
 def _bruck(members: Sequence[str]) -> Pairs:

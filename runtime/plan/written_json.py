@@ -14,6 +14,7 @@ from partc.runtime.errors import PartcError
 
 Value = TypeVar("Value")
 ANY_NAME = "[...]"  # how the decoder writes an entry of an object whose names are the user's
+_PLAIN = re.compile(r"[\w./:*-]+")  # names that a path is told with as they are
 _STEPS = re.compile(r"\.([^.\[`]+)|\[(\d+|\.{3})\]")
 
 
@@ -79,15 +80,21 @@ def _with_one(entries: Any, path: Sequence[str | int], name: str) -> object:  # 
 
 
 def _written(path: Sequence[str | int]) -> str:
-    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return "$" + "".join(map(_step, path))
+
+
+def _step(step: str | int) -> str:
+    is_plain = isinstance(step, str) and _PLAIN.fullmatch(step)
+    return f".{step}" if is_plain else f"[{step!r}]"
 
 
 def _names_once(pairs: Sequence[tuple[str, object]]) -> object:
-    entries = dict(pairs)
-    if len(entries) == len(pairs):
-        return entries
-    names = [name for name, _ in pairs]
-    return _SaidTwice(next(name for name in names if names.count(name) > 1))
+    entries: dict[str, object] = {}
+    for name, value in pairs:
+        if name in entries:
+            return _SaidTwice(name)
+        entries[name] = value
+    return entries
 
 
 def _said_twice(value: object, place: str) -> Iterator[tuple[str, str]]:
@@ -96,7 +103,7 @@ def _said_twice(value: object, place: str) -> Iterator[tuple[str, str]]:
         yield place, value.name
     elif isinstance(value, dict):
         for name, entry in value.items():
-            yield from _said_twice(entry, f"{place}.{name}")
+            yield from _said_twice(entry, place + _step(name))
     elif isinstance(value, list):
         for number, entry in enumerate(value):
-            yield from _said_twice(entry, f"{place}[{number}]")
+            yield from _said_twice(entry, place + _step(number))

@@ -1,6 +1,7 @@
 """partc.torch: steps of PyTorch as ONNX, equal to PyTorch's own, and trained on four ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -345,8 +346,26 @@ def squared_error(model: "nn.Module", *inputs: "torch.Tensor") -> "torch.Tensor"
     return functional.mse_loss(model(inputs[0]), inputs[1])
 
 
+def of_everything(*given: Any) -> "torch.Tensor":
+    return squared_error(*given)
+
+
+def weighted(model: "nn.Module", x: "torch.Tensor", y: "torch.Tensor", share: float = 0.5) -> "torch.Tensor":
+    return share * functional.mse_loss(model(x), y)
+
+
+def called_alike(model: "nn.Module", x_0: "torch.Tensor", *x: "torch.Tensor") -> "torch.Tensor":
+    return squared_error(model, x_0, *x)
+
+
 @pytest.mark.parametrize(
-    ("loss", "names"), [(SquaredError(), ["x", "target"]), (squared_error, ["inputs_0", "inputs_1"])]
+    ("loss", "names"),
+    [
+        (SquaredError(), ["x", "target"]),
+        (squared_error, ["inputs_0", "inputs_1"]),
+        (of_everything, ["given_0", "given_1"]),
+        (weighted, ["x", "y"]),
+    ],
 )
 def test_a_loss_may_be_a_module_or_take_any_number_of_inputs(
     tmp_path: Path, loss: object, names: list[str]
@@ -358,3 +377,12 @@ def test_a_loss_may_be_a_module_or_take_any_number_of_inputs(
     model = partc.torch.export_step(module, loss, optimizer, inputs, tmp_path / "train.onnx")
 
     assert list(import_training_graph(model).data_inputs) == names
+
+
+def test_two_inputs_of_one_name_are_refused(tmp_path: Path) -> None:
+    module = nn.Linear(4, CLASSES)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    inputs = (torch.randn(BATCH, 4), torch.randn(BATCH, CLASSES))
+
+    with pytest.raises(BadUsage, match=r"(?s)two inputs of the loss would be called x_0.*fix: call"):
+        partc.torch.export_step(module, called_alike, optimizer, inputs, tmp_path / "train.onnx")

@@ -2,7 +2,7 @@
 
     partc run out | head -1     the reader is gone: what it does not read is dropped
     partc run out >&-           nobody was there
-    partc run out > /dev/full   an error, once, that names the stream; on stderr none, as nobody would read it
+    partc run out > /dev/full   an error, once, when all is done; on stderr none, as nobody would read it
 
 Replaced below Python's buffers, so that whatever prints is met: rich, JSON, and the flush at the end.
 """
@@ -12,6 +12,8 @@ import io
 import os
 import sys
 from typing import TYPE_CHECKING
+
+from partc.runtime.errors import HostLacks
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -25,9 +27,10 @@ class _StandardStream(io.FileIO):
     def __init__(self, number: int) -> None:
         super().__init__(number, "wb", closefd=False)
         self._was_terminal = self.isatty()
+        self.failure: OSError | None = None  # of the first write that failed for another reason
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Write, or drop what nobody reads. Raises OSError, which names the stream."""
+        """Write, or drop what nobody reads, or has room for."""
         try:
             return super().write(data)
         except OSError as error:
@@ -35,10 +38,20 @@ class _StandardStream(io.FileIO):
             is_unread = isinstance(error, BrokenPipeError) or (
                 self._was_terminal and error.errno == errno.EIO  # it was closed, with its window
             )
-            if not is_unread and self.fileno() == 1:
-                error.filename = "standard output"
-                raise
+            if not is_unread:
+                self.failure = error
             return memoryview(data).nbytes
+
+
+def flush_stdout() -> None:
+    """Write what is left. Raises HostLacks where something could not be written."""
+    sys.stdout.flush()
+    buffer = getattr(sys.stdout, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)
+    if isinstance(raw, _StandardStream) and raw.failure is not None:
+        failure, raw.failure = raw.failure, None
+        fix = "send it to where there is room, or give -q"
+        raise HostLacks(failure.strerror or str(failure), at="standard output", fix=fix) from failure
 
 
 def outlast_readers() -> None:

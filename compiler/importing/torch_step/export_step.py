@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from partc.compiler.importing.torch_step.trace_step import LossFunction, TracedStep
 
+_BY_POSITION = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
 EXPORTED_OPSET = 20  # the newest whose ops partc's converter leaves as they are
 
 
@@ -106,13 +111,22 @@ def _input_names(loss: "LossFunction", count: int) -> list[str]:
     """Name the data inputs as the loss's arguments behind the model; of `*inputs` inputs_0."""
     import torch
 
-    names: list[str] = []
     function = loss.forward if isinstance(loss, torch.nn.Module) else loss
-    for parameter in list(inspect.signature(function).parameters.values())[1:]:
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-        elif parameter.kind is parameter.VAR_POSITIONAL:
-            names += [f"{parameter.name}_{number}" for number in range(count - len(names))]
+    taken = [p for p in inspect.signature(function).parameters.values() if p.kind in _BY_POSITION]
+    if taken and taken[0].kind is not inspect.Parameter.VAR_POSITIONAL:  # of which the model is the first
+        taken = taken[1:]
+    while len(taken) > count and taken[-1].default is not inspect.Parameter.empty:
+        taken.pop()
+    names = [p.name for p in taken if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+    for rest in taken[len(names) :]:
+        names += [f"{rest.name}_{number}" for number in range(count - len(names))]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadUsage(
+            f"two inputs of the loss would be called {twice}",
+            at="partc.torch.export_step",
+            fix=f"call the loss's argument {twice} otherwise",
+        )
     if len(names) != count:
         raise BadUsage(
             f"{count} example inputs for a loss of {len(names)} inputs {names}",
@@ -178,7 +192,7 @@ def _blame(
     trained = [value for value in module.parameters() if value.requires_grad]
     try:
         _export(trace_step(module, loss, torch.optim.SGD(trained, lr=0.1), example_inputs), names)
-    except UnsupportedModel:
+    except Exception:  # the loss's own, too: what was refused first is told
         return refusal
     name = type(optimizer).__name__
     return UnsupportedModel(

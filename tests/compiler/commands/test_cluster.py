@@ -44,9 +44,9 @@ def test_what_the_fit_does_not_explain_is_warned_of() -> None:
 
     assert [warning.replace("\u00a0", " ") for warning in warnings] == [
         "messages between host0 and host1 are up to 537 % off what is written of them: "
-        "measure again with nothing else running on these hosts",
+        "measure again with nothing else running on these hosts, and a core for each worker",
         "all_reduce of 65.5 kB took 6.60 ms, predicted 400 µs: "
-        "measure again with nothing else running on these hosts",
+        "measure again with nothing else running on these hosts, and a core for each worker",
     ]
 
 

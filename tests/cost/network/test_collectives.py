@@ -146,6 +146,10 @@ def test_long_rows_go_around(members: int, kibibytes: int, goes_around: bool) ->
     assert sum(phase.latency_s for phase in phases) == pytest.approx((rounds + steps) * LATENCY_S)
 
 
+def test_one_member_gives_its_rows_to_nobody() -> None:
+    assert collectives.all_gather_rows(Network(one_gpu_each(1)), ends(1), [8.0]) == ()
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce", "broadcast"])
 def test_a_group_of_one_sends_nothing(kind: str) -> None:
     network = Network(one_gpu_each(2))

@@ -34,6 +34,7 @@ def test_what_is_said_once_is_read() -> None:
         (b'{"parts": {"W": {}, "V": {}, "W": {}}}', "W", "$.parts"),
         (b'{"parts": {"W": {"data": {"axis": 0, "axis": 1}}}}', "axis", "$.parts.W.data"),
         (b'{"groups": [{"a": 1}, {"b": 1, "\\u0062": 1}]}', "b", "$.groups[1]"),
+        (b'{"parts": {"W\\n": {"t": {"axis": 0, "axis": 1}}}}', "axis", "$.parts['W\\n'].t"),
     ],
 )
 def test_a_name_that_is_there_twice_is_refused_by_its_place(text: bytes, name: str, place: str) -> None:

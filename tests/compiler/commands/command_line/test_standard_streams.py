@@ -62,7 +62,7 @@ def test_a_closed_stdout_is_as_one_that_nobody_reads(folder: Path) -> None:
     assert json.loads((folder / "closed" / "plan.json").read_text())
 
 
-@pytest.mark.parametrize("command", ["simulate out", "simulate out --json", "--version"])
+@pytest.mark.parametrize("command", ["simulate out", "simulate out --json", "--version", "--help"])
 def test_a_stdout_without_room_is_named_once(folder: Path, command: str) -> None:
     with open("/dev/full", "w") as full:
         code, error = ended(folder, *PARTC, *command.split(), stdout=full.fileno())
@@ -70,6 +70,16 @@ def test_a_stdout_without_room_is_named_once(folder: Path, command: str) -> None
     assert code == 2
     assert error.startswith("partc: No space left on device\n  at:  standard output\n  fix: ")
     assert error.count("\n") == 3
+
+
+def test_a_training_goes_on_where_its_stdout_has_no_room(folder: Path) -> None:
+    done("compile", folder / "train.onnx", "-c", PAIR, "-o", folder / "full")
+
+    with open("/dev/full", "w") as full:
+        code, error = ended(folder, *PARTC, "run", "full", "--steps", "4", stdout=full.fileno())
+
+    assert (code, error.count("at:  standard output")) == (2, 1)
+    assert (folder / "full" / TRAINED_FILE).is_file()
 
 
 def test_a_stderr_without_room_changes_no_exit_code(folder: Path) -> None:
