@@ -90,7 +90,7 @@ def _absent(graph: onnx.GraphProto, facts: ExporterFacts) -> tuple[str, ...]:
     """Return the parameters that have no values in the file, and that no operation left reads."""
     present = {tensor.name for tensor in graph.initializer}
     present.update(*(facts.parameters_in(sources) for sources in facts.folded_from.values()))
-    read = {name for node in graph.node for name in tensors_read(node)}
+    read = {name for node in graph.node if not _passes_on(node) for name in tensors_read(node)}
     return tuple(
         target for inner, target in facts.targets.items() if target not in present and inner not in read
     )
@@ -134,7 +134,8 @@ class _Program:
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._graph = graph
         self._stored = {tensor.name for tensor in graph.initializer}
-        self._operation = {name: operation_of(node) for node in graph.node for name in node.output}
+        made = [node for node in graph.node if not _passes_on(node)]
+        self._operation = {name: operation_of(node) for node in made for name in node.output}
         self._readers: dict[str, set[str]] = {}
         for node in graph.node:
             for name in node.input:
@@ -204,6 +205,12 @@ class _Program:
         readers = self._readers.get(tensor, set()) - {operation}
         is_alike = _is_numbered_as(_name_of(operation), gone)
         return is_alike and users is not None and len(readers) > int(users[1])
+
+
+def _passes_on(node: onnx.NodeProto) -> bool:
+    """Tell whether a node stands for arithmetic with two tensors, and hands on the one that is left."""
+    is_arithmetic = _ARITHMETIC.match(_kind(node)) is not None
+    return node.op_type == "Identity" and is_arithmetic and len(tensors_read(node)) > 1
 
 
 def _is_arithmetic(name: str) -> bool:

@@ -8,7 +8,7 @@ from partc.compiler.differentiation.build import build_training_graph
 from partc.compiler.differentiation.parameters.choose_parameters import ParameterChoice
 from partc.compiler.differentiation.updates.optimizers import SGD
 from partc.runtime.errors import UnsupportedModel
-from tests.builders.graphs.exported_models import as_exported, stored_model
+from tests.builders.graphs.exported_models import as_exported, call, stored_model, with_operations
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 RNG = np.random.default_rng(0)
@@ -20,6 +20,14 @@ READ = {"h": "%x, %p_W", "y": "%h, %p_V"}
 def two_layers(*gone: str, **operations: str) -> onnx.ModelProto:
     model = stored_model(TWO_LAYERS, {"W": W, "V": V})
     return as_exported(model, parameters=("W", "V"), gone=gone, operations=READ | operations)
+
+
+def returning(model: onnx.ModelProto, *names: str) -> onnx.ModelProto:
+    """Let the exported program return what has these names in it."""
+    (signature,) = model.graph.metadata_props
+    outputs = "\n".join(f"{name}: USER_OUTPUT" for name in names)
+    signature.value = signature.value.replace("y: USER_OUTPUT", outputs)
+    return model
 
 
 def told(model: onnx.ModelProto, choice: ParameterChoice = ParameterChoice()) -> list[str]:  # noqa: B008
@@ -41,12 +49,37 @@ def test_a_number_that_is_gone_with_what_read_it_is_refused(operation: str) -> N
 
 
 def test_one_that_was_applied_to_the_result_is_refused() -> None:
-    model = two_layers("scale")
-    (signature,) = model.graph.metadata_props
-    signature.value = signature.value.replace("y: USER_OUTPUT", "mul: USER_OUTPUT")
-
     with pytest.raises(UnsupportedModel, match="without values in the file: scale"):
-        told(model)
+        told(returning(two_layers("scale"), "mul"))
+
+
+@pytest.mark.parametrize("result", ["mul", "add_2"])
+def test_one_that_was_applied_last_is_refused_where_the_result_keeps_its_name(result: str) -> None:
+    """return s.b(h) * s.scale, or + s.zero: the output `mul` is made by the nodes of `linear`."""
+    model = stored_model(TWO_LAYERS.replace("y", result), {"W": W, "V": V})
+    exported = as_exported(model, parameters=("W", "V"), gone=("scale",), operations={"h": "%x, %p_W"})
+    with_operations(exported, {result: call("linear.default", "%h, %p_V").replace("%r", "%linear")})
+
+    with pytest.raises(UnsupportedModel, match=f"zeros: {result}\n.*\n?.*without values in the file: scale"):
+        told(returning(exported, result))
+
+
+@pytest.mark.parametrize(("operand", "is_refused"), [(", %p_k", True), (", %exp", True), (", 1.0", False)])
+def test_one_that_was_applied_to_one_of_two_results_is_refused(operand: str, is_refused: bool) -> None:
+    """return h, h * k: an Identity makes the second."""
+    text = """net (float[6,4] x) => (float h, float mul) {
+        z = MatMul (x, W) h = ReduceMean <keepdims = 0> (z) mul = Identity (h) }"""
+    model = as_exported(
+        stored_model(text, {"W": W}), parameters=("W",), gone=("k",), operations={"z": "%x, %p_W", "h": "%z"}
+    )
+    with_operations(model, {"mul": call("mul.Tensor", f"%h{operand}").replace("%r", "%mul")})
+    returning(model, "h", "mul")
+
+    if not is_refused:
+        build_training_graph(model, loss="mul", optimizer=SGD())
+        return
+    with pytest.raises(UnsupportedModel, match="without values in the file: k\n"):
+        build_training_graph(model, loss="mul", optimizer=SGD())
 
 
 @pytest.mark.parametrize(
