@@ -46,10 +46,14 @@ class ParameterChoice:
 
         Raises UnsupportedModel where a parameter is to be trained that the file may not have, or not whole.
         """
+        tied = {name: others for name, others in dropped.stand_ins.items() if self.may_train(name)}
+        if tied:
+            raise _refusal_of_tied(tied, set(names).difference(tied))
         chosen = [name for name in (*dropped.parameters, *dropped.numbers) if self.may_train(name)]
         if chosen:
             raise _refusal_of_dropped(dropped, chosen, set(names).difference(chosen))
-        absent = [*dropped.parameters, *dropped.silent]
+        merged = (name for others in dropped.stand_ins.values() for name in others)
+        absent = [*dropped.parameters, *dropped.silent, *merged]
 
         def fits_absent_alone(pattern: str) -> bool:
             return any(fits(name, (pattern,)) for name in absent) and not any(
@@ -168,6 +172,17 @@ def _refusal(waiting: Mapping[str, ParameterDecision], others: Collection[str]) 
         f"nothing in the file tells whether {count} tensor{'s are' if count > 1 else ' is'} trained",
         at=_by_reason(waiting),
         fix=fix,
+    )
+
+
+def _refusal_of_tied(stand_ins: Mapping[str, Collection[str]], others: Collection[str]) -> UnsupportedModel:
+    """Return the error of initializers that stand for parameters of several modules."""
+    places = [f"{name}: also {first_words(list(merged), MAX_NAMES)}" for name, merged in stand_ins.items()]
+    frozen = quote(",".join(patterns_for(stand_ins, others)))
+    return UnsupportedModel(
+        "the exporter stored one tensor for parameters that were equal: trained, they would be tied",
+        at="\n       ".join(places),
+        fix=f"{UNOPTIMISED}; or add --freeze {frozen} if these are not to be trained",
     )
 
 

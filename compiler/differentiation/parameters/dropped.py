@@ -10,16 +10,18 @@ never uses, too: where no operation is gone, what has no values is such.
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
 
 from partc.compiler.differentiation.parameters.decision import MAX_NAMES, PLAIN
+from partc.compiler.differentiation.parameters.equal_parameters import find_stand_ins
 from partc.compiler.differentiation.parameters.exporter_facts import (
     ExporterFacts,
     exporter_facts,
     inputs_of_program,
+    is_numbered_as,
     module_of,
     operation_of,
     outputs_of_program,
@@ -47,12 +49,14 @@ class Dropped:
     numbers: initializers, of or from parameters, that operations which are gone may have read, too
     operations: these, by PyTorch's names
     silent: parameters without values, of which nothing tells whether the module reads them
+    stand_ins: initializers that are read in place of parameters without values, and those
     """
 
     parameters: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     operations: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
+    stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def describe(self, may_train: Callable[[str], bool]) -> list[str]:
         """Return lines about parameters that the file says nothing of."""
@@ -81,9 +85,12 @@ def find_dropped(model: onnx.ModelProto, folder: Path | None = None) -> Dropped:
     tied = _tied(model.graph, facts, absent)
     leaves = {_leaf(name) for name in tied}
     absent = tuple(name for name in absent if name not in tied)
+    stand_ins = find_stand_ins(model.graph, facts, absent, folder)
+    merged = frozenset().union(*stand_ins.values())
+    absent = tuple(name for name in absent if name not in merged)
     read = tuple(name for name in absent if operations and _leaf(name) not in leaves)
     silent = tuple(name for name in absent if gone and name not in read)
-    return Dropped(read, numbers if operations else (), operations, silent)
+    return Dropped(read, numbers if operations else (), operations, silent, stand_ins)
 
 
 def _absent(graph: onnx.GraphProto, facts: ExporterFacts) -> tuple[str, ...]:
@@ -175,7 +182,7 @@ class _Program:
         if gone == _dropped_bias(reader):
             return True
         stand_ins = self._stand_ins(reader)
-        if any(_is_numbered_as(name, gone) for name in self._stored.intersection(reader.input)):
+        if any(is_numbered_as(name, gone) for name in self._stored.intersection(reader.input)):
             return False  # it was folded, and merged with what was folded to the same
         is_other = bool(stand_ins) and all(self._is_integer(t) or self._is_twin(t, gone) for t in stand_ins)
         return _is_arithmetic(gone) and not is_other
@@ -203,7 +210,7 @@ class _Program:
         operation = self._operation.get(tensor, "")
         users = _USERS.search(operation)
         readers = self._readers.get(tensor, set()) - {operation}
-        is_alike = _is_numbered_as(_name_of(operation), gone)
+        is_alike = is_numbered_as(_name_of(operation), gone)
         return is_alike and users is not None and len(readers) > int(users[1])
 
 
@@ -219,11 +226,6 @@ def _is_arithmetic(name: str) -> bool:
 
 def _name_of(operation: str) -> str:
     return operation.partition(" ")[0].removeprefix("%")
-
-
-def _is_numbered_as(name: str, other: str) -> bool:
-    """Tell whether two names are of operations of one kind: mul, mul_1."""
-    return re.sub(r"_\d+$", "", name) == re.sub(r"_\d+$", "", other)
 
 
 def _data_read(node: onnx.NodeProto) -> list[str]:

@@ -181,6 +181,11 @@ def module_of(node: onnx.NodeProto) -> str:
     return scopes[-2] if len(scopes) > 1 else ""
 
 
+def is_numbered_as(name: str, other: str) -> bool:
+    """Tell whether two names are of operations of one kind: mul, mul_1."""
+    return re.sub(r"_\d+$", "", name) == re.sub(r"_\d+$", "", other)
+
+
 def mark_undecided(graph: onnx.GraphProto, name: str, reason: str) -> None:
     """Note in an initializer's value_info why it may be no parameter of its own."""
     value = next((value for value in graph.value_info if value.name == name), None)
