@@ -201,12 +201,12 @@ def _refusal_of_dropped(
         )
         if names
     ]
+    freeze = f"add --freeze {frozen} if the module does not use these, or they are not to be trained"
     return UnsupportedModel(
         "the exporter's optimiser dropped operations that may have read parameters, as it drops x * 1, "
         f"x + 0 and biases of zeros: {first_words(dropped.operations, MAX_NAMES)}",
         at="\n       ".join(places),
-        fix=f"{UNOPTIMISED}; or add --freeze {frozen} if the module does not use these, or they are not to "
-        "be trained",
+        fix=f"{freeze}; else {UNOPTIMISED}" if gone else f"{UNOPTIMISED}; or {freeze}",
     )
 
 

@@ -88,7 +88,9 @@ def find_dropped(model: onnx.ModelProto, folder: Path | None = None) -> Dropped:
     stand_ins = find_stand_ins(model.graph, facts, absent, folder)
     merged = frozenset().union(*stand_ins.values())
     absent = tuple(name for name in absent if name not in merged)
-    read = tuple(name for name in absent if operations and _leaf(name) not in leaves)
+    uncalled = _uncalled(model.graph, facts, absent)
+    may_be_read = (name for name in absent if name not in uncalled and _leaf(name) not in leaves)
+    read = tuple(may_be_read) if operations else ()
     silent = tuple(name for name in absent if gone and name not in read)
     return Dropped(read, numbers if operations else (), operations, silent, stand_ins)
 
@@ -117,6 +119,36 @@ def _tied(graph: onnx.GraphProto, facts: ExporterFacts, absent: Collection[str])
             if not parameter.startswith(f"{module}."):
                 tied.add(f"{module}.{_leaf(parameter)}")
     return frozenset(tied.intersection(absent))
+
+
+def _uncalled(graph: onnx.GraphProto, facts: ExporterFacts, absent: Collection[str]) -> frozenset[str]:
+    """Return the parameters of modules that no operation came from, and that hold a layer.
+
+    A layer has a weight and a bias. Its weight has axes: where it was called, an operation is left.
+    """
+    called = {outer for node in graph.node for outer in _enclosing(f"{module_of(node)}.")}
+    called.update(
+        outer for name in facts.targets.values() if name not in absent for outer in _enclosing(name)
+    )
+    layers = {
+        outer
+        for name in absent
+        if "weight" in _leaf(name) and _bias_beside(name) in absent
+        for outer in _enclosing(name)
+    }
+    return frozenset(name for name in absent if not layers.difference(called).isdisjoint(_enclosing(name)))
+
+
+def _enclosing(name: str) -> Iterator[str]:
+    """Yield the paths of the modules that a parameter is in, but the outermost: a.b and a of a.b.weight."""
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def _bias_beside(weight: str) -> str:
+    """Return the name of a weight's bias: in_proj_bias of in_proj_weight."""
+    module, dot, leaf = weight.rpartition(".")
+    return f"{module}{dot}{leaf.replace('weight', 'bias')}"
 
 
 def _leaf(name: str) -> str:

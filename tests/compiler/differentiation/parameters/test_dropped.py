@@ -43,14 +43,47 @@ def test_a_number_that_is_gone_with_what_read_it_is_refused(operation: str) -> N
 
     assert f"biases of zeros: {operation}\n" in str(refusal.value)
     assert refusal.value.at.endswith("parameters without values in the file: scale")
-    assert refusal.value.fix.startswith(
-        "export with torch.onnx.export(..., optimize=False); or add --freeze sc"
-    )
+    assert refusal.value.fix.startswith("add --freeze scale if the module does not use these")
+    assert refusal.value.fix.endswith("; else export with torch.onnx.export(..., optimize=False)")
 
 
 def test_one_that_was_applied_to_the_result_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="without values in the file: scale"):
         told(returning(two_layers("scale"), "mul"))
+
+
+UNCALLED = (
+    "pooler.weight",
+    "pooler.bias",
+    "teacher.token",
+    "teacher.attn.in_proj_weight",
+    "teacher.attn.in_proj_bias",
+)
+
+
+def test_layers_that_no_operation_came_from_are_not_what_a_constant_of_1_dropped() -> None:
+    lines = told(two_layers(*UNCALLED, y="%mul, %p_V"))
+
+    assert "not in the file: 5 parameters" in lines
+
+
+@pytest.mark.parametrize(
+    ("gone", "held"),
+    [
+        (("weight", "bias"), "weight, bias"),  # of the outermost module: they may be numbers
+        (("gate.weight", "gate.bias"), "gate.weight, gate.bias"),  # an operation came from it
+        (("unused.weight",), "unused.weight"),
+        (("pooler.weight", "pooler.bias", "scale"), "scale"),
+    ],
+)
+def test_what_may_be_a_number_is_refused_beside_a_constant_of_1(gone: tuple[str, ...], held: str) -> None:
+    model = two_layers(*gone, y="%mul, %p_V")
+    model.graph.node[1].metadata_props.add(key=SCOPES, value="['', 'gate', 'y']")
+
+    with pytest.raises(UnsupportedModel) as refusal:
+        told(model)
+
+    assert refusal.value.at.endswith(f"without values in the file: {held}")
 
 
 @pytest.mark.parametrize("result", ["mul", "add_2"])
