@@ -81,5 +81,5 @@ def _terms_read(lowered: LoweredGraph, node: gs.Node) -> set[str]:
 def _adds(node: gs.Node, name: str) -> bool:
     """Tell whether a node adds others to a tensor, summed as it is: rows to a tied table's dense gradient."""
     if node.op == "ScatterND":
-        return node.attrs.get("reduction") == "add" and node.inputs[0].name == name
+        return bool(node.attrs.get("reduction") == "add" and node.inputs[0].name == name)
     return node.op in ("Add", "Sum")
