@@ -150,8 +150,8 @@ def test_what_was_measured_beside_the_segments_is_told_as_well(
 
     assert all(rank.draws_s >= 0.25 for rank in simulated.ranks)
     assert {e["ts"] for e in read_trace(trace) if e["name"] == "draw its batch"} == {0.0}
-    assert "draws its batch" in done(*measure)
-    assert "draws its batch" not in done("simulate", folder / "out")
+    assert "draws" in done(*measure)  # heading a column, which may be narrow
+    assert "draws" not in done("simulate", folder / "out")
 
 
 def test_search_and_profile_answer(folder: Path, tmp_path: Path) -> None:
