@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
@@ -158,9 +158,7 @@ def _tell(error: PartcError, as_json: bool) -> None:
         from partc.compiler.commands.console import write_json
         from partc.compiler.commands.results.schemas import Failure
 
-        with suppress(OSError):  # stdout itself may be what failed
-            write_json(Failure(type(error).__name__, error.what, error.at, error.fix))
-            sys.stdout.flush()
+        write_json(Failure(type(error).__name__, error.what, error.at, error.fix))
 
 
 def _is_of_the_parser(error: Exception) -> bool:
